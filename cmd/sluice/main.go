@@ -1,0 +1,42 @@
+// Command sluice is the one binary of the project: a session-affine P/D proxy,
+// a reference engine, and the tools around them. Each subcommand is a small
+// file of this package; flags and wiring live here, logic does not.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// commands lists the subcommands in the order that help shows them.
+var commands = []func() *cobra.Command{
+	newVersionCmd,
+}
+
+func newRootCmd() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "sluice",
+		Short:         "A scheduler core for LLM serving engines, its proxy and its reference engine",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	for _, c := range commands {
+		root.AddCommand(c())
+	}
+	return root
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := newRootCmd().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "sluice:", err)
+		os.Exit(exitStatus(err))
+	}
+}
