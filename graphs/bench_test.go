@@ -1,0 +1,85 @@
+package graphs
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// steps of 1,024 rows, from the plain decode step to a hostile mixture.
+func benchBatches() map[string]Rows {
+	const n = 1024
+	make1 := func(at func(i int) Row) Rows {
+		var r Rows
+		for i := range n {
+			r.Append(at(i))
+		}
+		return r
+	}
+	pseudo := func(i int) int { // a fixed sequence without a pattern that a branch predictor learns
+		x := uint64(i)*0x9E3779B97F4A7C15 + 0x1234567
+		x ^= x >> 29
+		x *= 0xBF58476D1CE4E5B9
+		return int(x >> 40)
+	}
+	return map[string]Rows{
+		"decodes": make1(func(int) Row { return decode1 }),
+		"tails": make1(func(i int) Row {
+			if i%32 == 7 {
+				return tail1
+			}
+			return decode1
+		}),
+		"mixture": make1(func(i int) Row {
+			return []Row{decode1, tail1, tail2, fresh1, verify4, midChunk1, last4, decode1}[pseudo(i)%8]
+		}),
+	}
+}
+
+func BenchmarkDispatch(b *testing.B) {
+	for name, rows := range benchBatches() {
+		b.Run(fmt.Sprintf("%s-1024", name), func(b *testing.B) {
+			d := newDispatcher(b, Config{MaxNumSeqs: 1024, Ladder: LadderConfig{MaxSize: 1024}})
+			v := make([]RowVerdict, rows.Len())
+			b.ReportAllocs()
+			for b.Loop() {
+				d.Dispatch(rows, Step{}, v)
+			}
+		})
+	}
+}
+
+// BenchmarkReadRows is the yardstick: every number of every row read once.
+func BenchmarkReadRows(b *testing.B) {
+	rows := benchBatches()["decodes"]
+	var sum int64
+	for b.Loop() {
+		sum += readRows(rows)
+	}
+	if sum == 1 {
+		b.Log(sum)
+	}
+}
+
+//go:noinline
+func readRows(r Rows) int64 {
+	n := len(r.Scheduled)
+	ds, phs, cs, ps := r.Drafts[:n], r.Placeholders[:n], r.Computed[:n], r.Prefill[:n]
+	var sum int64
+	for i, s := range r.Scheduled {
+		sum += int64(s) + int64(ds[i]) + int64(phs[i]) + int64(cs[i]) + int64(ps[i])
+	}
+	return sum
+}
+
+func TestDispatchAllocatesNothing(t *testing.T) {
+	for name, rows := range benchBatches() {
+		d := newDispatcher(t, Config{MaxNumSeqs: 1024, Ladder: LadderConfig{MaxSize: 1024}})
+		v := make([]RowVerdict, rows.Len())
+		c := NewCounters(d)
+		require.Zero(t, testing.AllocsPerRun(100, func() {
+			c.Observe(d.Dispatch(rows, Step{}, v))
+		}), name)
+	}
+}

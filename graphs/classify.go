@@ -1,0 +1,196 @@
+package graphs
+
+import "math"
+
+// Facts about a row, one bit each; the verdict is a function of these alone.
+const (
+	factPrefilling = 1 << iota // c < P
+	factNoContext              // c == 0
+	factOneNew                 // n == 1
+	factBonusNew               // n == b
+	factNoDrafts               // d == 0
+	factAllDrafts              // d == K
+	factRejectOnly             // all drafts are placeholders
+	factLast                   // P - c == 1
+	factNoPrompt               // n == 0 or c + n > P; meaningful while prefilling
+	factWidth                  // s == D
+
+	numFacts = 1 << iota
+)
+
+// classifier holds what a row's verdict depends on besides the row.
+type classifier struct {
+	k, b, width int32
+	table       [numFacts]RowVerdict // by the facts of the row
+}
+
+func newClassifier(c Config) classifier {
+	x := classifier{k: int32(c.K), b: int32(c.Bonus.Tokens()), width: int32(c.DecodeWidth())}
+	for facts := range x.table {
+		x.table[facts] = c.verdict(facts)
+	}
+	return x
+}
+
+// verdict is the rule: facts of one row to its class and cause.
+func (c Config) verdict(facts int) RowVerdict {
+	has := func(f int) bool { return facts&f != 0 }
+	switch {
+	case has(factPrefilling) && has(factNoPrompt):
+		return MalformedPrefill
+	case c.Policy == ShapeOnly && has(factWidth):
+		return DecodeByShape
+	case !has(factPrefilling):
+		if c.Policy == OneNewTokenHardened && !has(factBonusNew) {
+			return MalformedNewTokens
+		}
+		return Decode
+	case has(factNoContext) && has(factOneNew):
+		return PrefillFreshOneToken
+	case has(factNoContext):
+		return PrefillFresh
+	case !has(factOneNew):
+		return PrefillChunk
+	}
+	// A prefilling row with one new token over context: a tail by its shape.
+	switch c.Policy {
+	case ConsumerOneToken:
+		if c.DecodeWidth() != 1 || !has(factNoDrafts) || !IsPDConsumer(c.KV) {
+			return PrefillByPolicy
+		}
+	case OneNewToken:
+	case OneNewTokenHardened:
+		switch {
+		case has(factNoDrafts):
+		case !has(factRejectOnly):
+			return PrefillRealDrafts
+		case !has(factAllDrafts) || !has(factWidth):
+			return PrefillPartialPad
+		case !has(factLast):
+			return PrefillPaddedMidPrompt
+		}
+	default:
+		return PrefillByPolicy
+	}
+	switch {
+	case c.pcp() > 1:
+		return PrefillContextParallel
+	case has(factNoDrafts):
+		return TailOneToken
+	case has(factRejectOnly):
+		return TailPadded
+	}
+	return TailDrafted
+}
+
+// impossible is negative for a row whose numbers contradict each other.
+func impossible(s, d, ph, c, p int32) int32 {
+	return s | (s - 1) | d | ph | c | p | (s - d) | (d - ph)
+}
+
+// sign is 1 for a negative x, else 0.
+func sign(x int32) uint32 { return uint32(x) >> 31 }
+
+// zero is 1 for x == 0, else 0; x is not negative.
+func zero(x int32) uint32 { return uint32(x-1) >> 31 }
+
+// row gives the verdict of one row.
+func (x *classifier) row(s, d, ph, c, p int32) RowVerdict {
+	if impossible(s, d, ph, c, p) < 0 {
+		return MalformedNumbers
+	}
+	n := s - d
+	facts := sign(c-p)*factPrefilling |
+		zero(c)*factNoContext |
+		zero(n^1)*factOneNew |
+		zero(n^x.b)*factBonusNew |
+		zero(d)*factNoDrafts |
+		zero(d^x.k)*factAllDrafts |
+		zero(ph^d)*factRejectOnly |
+		sign(((p-c)^1)-1)*factLast |
+		(sign(p-c-n)|zero(n))*factNoPrompt |
+		zero(s^x.width)*factWidth
+	return x.table[facts%numFacts]
+}
+
+// Sets of verdicts, one bit each.
+const (
+	asDecodeSet  = 1<<(TailDrafted+1) - 1
+	malformedSet = 1<<MalformedNumbers | 1<<MalformedPrefill | 1<<MalformedNewTokens
+	// impossibleSet rows cannot be run in any mode.
+	impossibleSet = malformedSet &^ (1 << MalformedNewTokens)
+	tailSet       = 1<<TailOneToken | 1<<TailPadded | 1<<TailDrafted
+	prefillSet    = 1<<numVerdicts - 1 - asDecodeSet - malformedSet
+)
+
+// Classify gives each row its verdict, written to verdicts[0:N], and sums the
+// batch up. verdicts must have room for every row. It allocates nothing.
+func (d *Dispatcher) Classify(rows Rows, step Step, verdicts []RowVerdict) Batch {
+	n := len(rows.Scheduled)
+	if n == 0 {
+		return Batch{Flags: step.Flags, LoRA: d.loraCase(step.LoRAs), Obstacle: ReasonNoTokens}
+	}
+	var (
+		ss, ds, phs = rows.Scheduled[:n], rows.Drafts[:n], rows.Placeholders[:n]
+		cs, ps, out = rows.Computed[:n], rows.Prefill[:n], verdicts[:n]
+		first       = ss[0]
+		differ, q   int32
+		total       int64
+		seen        uint32
+	)
+	for i, s := range ss {
+		v := d.rows.row(s, ds[i], phs[i], cs[i], ps[i])
+		out[i] = v
+		seen |= 1 << (v & 31)
+		differ |= s ^ first
+		q = max(q, s)
+		total += int64(s)
+	}
+	if total > math.MaxInt32 || total < 0 {
+		seen |= 1 << MalformedNumbers
+		total = 0
+	}
+	b := Batch{
+		Reqs:     int32(n),
+		Tokens:   int32(total),
+		MaxQuery: q,
+		Flags:    step.Flags,
+		LoRA:     d.loraCase(step.LoRAs),
+	}
+	if step.TrimmedTokens > 0 && step.TrimmedTokens < b.Tokens {
+		differ |= 1
+		b.Tokens = step.TrimmedTokens
+	}
+	switch {
+	case seen&impossibleSet != 0:
+		b.Obstacle, b.unrunnable = ReasonMalformed, true
+	case seen&malformedSet != 0:
+		b.Obstacle = ReasonMalformed
+	case seen&prefillSet&^(1<<PrefillFreshOneToken|1<<PrefillContextParallel) != 0:
+		b.Obstacle = ReasonPrefillRow
+	case seen&(1<<PrefillFreshOneToken) != 0:
+		b.Obstacle = ReasonFreshOneToken
+	case seen&(1<<PrefillContextParallel) != 0:
+		b.Obstacle = ReasonContextParallel
+	case differ == 0:
+		b.Uniform = q
+	}
+	if seen&^uint32(1<<Decode|1<<DecodeByShape) == 0 {
+		b.Bound = q
+	}
+	if seen&tailSet != 0 {
+		for _, v := range out {
+			switch v {
+			case TailOneToken:
+				b.Tails++
+			case TailPadded, TailDrafted:
+				b.Tails++
+				b.PaddedTails++
+			}
+		}
+	}
+	if step.RankTokens > 0 && d.pcp > 1 {
+		b.Tokens = step.RankTokens
+	}
+	return b
+}
