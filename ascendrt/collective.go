@@ -1,0 +1,42 @@
+package ascendrt
+
+// Collectives is implemented by a Device that can talk to its peers (NCCL on
+// CUDA, HCCL on Ascend).
+type Collectives interface {
+	// UniqueID makes the token by which the ranks of one communicator find each other.
+	UniqueID() ([]byte, error)
+	// NewCommunicator joins; it blocks until all size ranks have called it.
+	NewCommunicator(id []byte, rank, size int) (Communicator, error)
+}
+
+// Communicator is one rank's membership in a group. Its operations are
+// commands: Commands.AllReduce, AllGather, AllToAll.
+type Communicator interface {
+	Rank() int
+	Size() int
+	Ref() Ref
+	Close() error
+}
+
+// Reduce is how AllReduce combines.
+type Reduce uint8
+
+const (
+	// ReduceSum adds.
+	ReduceSum Reduce = iota
+	// ReduceMax takes the largest.
+	ReduceMax
+	// ReduceMin takes the smallest.
+	ReduceMin
+)
+
+// String names the reduction.
+func (r Reduce) String() string {
+	switch r {
+	case ReduceMax:
+		return "max"
+	case ReduceMin:
+		return "min"
+	}
+	return "sum"
+}

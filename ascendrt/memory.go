@@ -1,0 +1,69 @@
+package ascendrt
+
+// Addr is a device address. It is never a Go pointer.
+type Addr uint64
+
+// Placement says what an allocation must be good for.
+type Placement uint8
+
+const (
+	// PlaceDefault is memory of this process.
+	PlaceDefault Placement = iota
+	// PlaceShareable memory can be exported to another process.
+	PlaceShareable
+)
+
+// String names the placement.
+func (p Placement) String() string {
+	if p == PlaceShareable {
+		return "shareable"
+	}
+	return "default"
+}
+
+// Buffer is device memory. Its owner frees it once with FreeAfter; nothing
+// frees it behind the owner's back.
+type Buffer interface {
+	Addr() Addr
+	Len() int   // bytes
+	View() View // all of it
+	// Slice is a part; one that leaves the buffer is an invalid view, which
+	// every command refuses with ErrInvalid.
+	Slice(off, n int) View
+	// FreeAfter returns at once; the memory is reused when p has passed (the
+	// zero Point has passed). ErrInUse while a live graph names the buffer,
+	// ErrClosed the second time.
+	FreeAfter(p Point) error
+}
+
+// HostBuffer is pinned host memory.
+type HostBuffer interface {
+	// Bytes is the memory itself, valid until FreeAfter's point. Reads and
+	// writes by the CPU are ordered with the device's by points.
+	Bytes() []byte
+	View() View
+	Slice(off, n int) View
+	FreeAfter(p Point) error
+}
+
+// View is a range of device or pinned memory.
+type View struct {
+	Addr Addr
+	Len  int // bytes; negative: invalid, made by a slice that left its buffer
+	Max  int // bytes from Addr to the end of the allocation
+}
+
+// Slice is a part of the view, or an invalid view if it leaves it.
+func (v View) Slice(off, n int) View {
+	if off < 0 || n < 0 || v.Len < 0 || off > v.Len || n > v.Len-off {
+		return View{Addr: v.Addr, Len: -1}
+	}
+	return View{Addr: v.Addr + Addr(off), Len: n, Max: v.Max - off}
+}
+
+// Valid tells whether the view came from inside its buffer.
+func (v View) Valid() bool { return v.Len >= 0 && v.Max >= v.Len }
+
+// ShareHandle names a buffer for another process: opaque, self-describing
+// (backend, kind, key, offset, length, process).
+type ShareHandle []byte
