@@ -1,0 +1,171 @@
+package splice
+
+import (
+	"encoding/json"
+	"slices"
+)
+
+// Object is a checked JSON object and the place of its members. It refers to
+// the text it was parsed from, which must not change while the Object is used.
+type Object struct {
+	src     []byte
+	open    int // offset of the opening brace
+	close   int // offset of the closing brace
+	members []member
+}
+
+type member struct {
+	key        string
+	start      int // of the key's quote
+	value, end int
+}
+
+// Parse checks that src is one JSON object in UTF-8, at most MaxDepth deep and
+// without duplicate keys at the top, and notes where its members are. The
+// error is a *SyntaxError.
+func Parse(src []byte) (*Object, error) {
+	o := &Object{}
+	if err := o.Reset(src); err != nil {
+		return nil, err
+	}
+	return o, nil
+}
+
+// Reset is Parse into an existing Object, whose memory it uses again.
+func (o *Object) Reset(src []byte) error {
+	o.src, o.members = src, o.members[:0]
+	s := scanner{src: src}
+	if s.peek() != '{' {
+		return s.fail(ErrNotObject)
+	}
+	o.open = s.pos
+	err := s.members(1, func(key span, escaped bool, value span) error {
+		name, err := text(src[key.start:key.end], escaped)
+		if err != nil {
+			return &SyntaxError{Offset: key.start, Err: ErrSyntax}
+		}
+		if slices.ContainsFunc(o.members, func(m member) bool { return m.key == name }) {
+			return &SyntaxError{Offset: key.start, Key: name, Err: ErrDuplicate}
+		}
+		if len(o.members) == maxMembers {
+			return &SyntaxError{Offset: key.start, Err: ErrSyntax}
+		}
+		o.members = append(o.members, member{key: name, start: key.start, value: value.start, end: value.end})
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	o.close = s.pos - 1
+	if s.peek() != 0 || s.pos != len(src) {
+		return s.fail(ErrSyntax)
+	}
+	return validUTF8(src)
+}
+
+// maxMembers bounds the top-level members of an object, and with them the
+// work of looking for duplicates.
+const maxMembers = 1024
+
+// text decodes a JSON string with its quotes.
+func text(raw []byte, escaped bool) (string, error) {
+	if !escaped {
+		return string(raw[1 : len(raw)-1]), nil
+	}
+	var s string
+	err := json.Unmarshal(raw, &s)
+	return s, err
+}
+
+// Source is the text that the object was parsed from.
+func (o *Object) Source() []byte { return o.src }
+
+// Len is the number of top-level members.
+func (o *Object) Len() int { return len(o.members) }
+
+func (o *Object) find(key string) int {
+	for i := range o.members {
+		if o.members[i].key == key {
+			return i
+		}
+	}
+	return -1
+}
+
+// Raw is the value of a top-level member as it is written; nil when there is none.
+func (o *Object) Raw(key string) []byte {
+	if i := o.find(key); i >= 0 {
+		return o.src[o.members[i].value:o.members[i].end]
+	}
+	return nil
+}
+
+// Has reports whether a top-level member exists.
+func (o *Object) Has(key string) bool { return o.find(key) >= 0 }
+
+// String is the value of a top-level member that is a string; false otherwise.
+func (o *Object) String(key string) (string, bool) { return StringOf(o.Raw(key)) }
+
+// StringOf decodes a checked JSON value when it is a string.
+func StringOf(raw []byte) (string, bool) {
+	if len(raw) < 2 || raw[0] != '"' {
+		return "", false
+	}
+	s, err := text(raw, slices.Contains(raw, '\\'))
+	return s, err == nil
+}
+
+// Members calls visit with each top-level member in order until it gives false.
+func (o *Object) Members(visit func(key string, raw []byte) bool) {
+	for i := range o.members {
+		if !visit(o.members[i].key, o.src[o.members[i].value:o.members[i].end]) {
+			return
+		}
+	}
+}
+
+// Elements calls visit with each element of a checked JSON array until it
+// gives false. Anything but an array has no elements.
+func Elements(array []byte, visit func(raw []byte) bool) {
+	s := scanner{src: array}
+	if s.peek() != '[' {
+		return
+	}
+	s.pos++
+	if s.peek() == ']' {
+		return
+	}
+	for {
+		s.space()
+		start := s.pos
+		if s.value(0) != nil || !visit(array[start:s.pos]) || s.peek() != ',' {
+			return
+		}
+		s.pos++
+	}
+}
+
+// Field is a member of a checked JSON object, found without noting the others;
+// of duplicates the first. Nil when there is none or the value is no object.
+func Field(object []byte, key string) []byte {
+	s := scanner{src: object}
+	if s.peek() != '{' {
+		return nil
+	}
+	var found []byte
+	_ = s.members(1, func(k span, escaped bool, v span) error {
+		raw := object[k.start:k.end]
+		if escaped {
+			if name, err := text(raw, true); err != nil || name != key {
+				return nil
+			}
+		} else if string(raw[1:len(raw)-1]) != key {
+			return nil
+		}
+		found = object[v.start:v.end]
+		return errFound
+	})
+	return found
+}
+
+var errFound = &SyntaxError{Err: ErrSyntax}

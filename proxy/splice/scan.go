@@ -1,0 +1,302 @@
+// Package splice edits JSON objects at byte offsets. A body is checked once,
+// the offsets of its top-level members are noted, and members are replaced,
+// added or removed by copying the bytes around them, so that unknown members,
+// the spelling of numbers and the order of keys survive, and a long prompt is
+// never decoded.
+package splice
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"unicode/utf8"
+)
+
+// MaxDepth is the deepest nesting of arrays and objects that Parse accepts.
+const MaxDepth = 256
+
+// Errors that SyntaxError wraps.
+var (
+	ErrSyntax    = errors.New("malformed JSON")
+	ErrNotObject = errors.New("the body is not a JSON object")
+	ErrDuplicate = errors.New("duplicate key")
+	ErrDepth     = errors.New("nesting is too deep")
+	ErrUTF8      = errors.New("the body is not valid UTF-8")
+)
+
+// SyntaxError says where a body is at fault.
+type SyntaxError struct {
+	Offset int // byte
+	Key    string
+	Err    error
+}
+
+func (e *SyntaxError) Error() string {
+	if e.Key != "" {
+		return fmt.Sprintf("%v %q at byte %d", e.Err, e.Key, e.Offset)
+	}
+	return fmt.Sprintf("%v at byte %d", e.Err, e.Offset)
+}
+
+func (e *SyntaxError) Unwrap() error { return e.Err }
+
+const (
+	ones  = 0x0101010101010101
+	highs = 0x8080808080808080
+)
+
+// plain is the number of bytes at the start of b that are ordinary inside a
+// JSON string: no quote, no backslash, no control character. It looks at eight
+// bytes at a time and may stop early only where it found such a byte.
+func plain(b []byte) int {
+	n := 0
+	for ; len(b)-n >= 8; n += 8 {
+		x := binary.LittleEndian.Uint64(b[n:])
+		quote := x ^ (ones * '"')
+		slash := x ^ (ones * '\\')
+		m := ((quote - ones) &^ quote) | ((slash - ones) &^ slash) | ((x - ones*0x20) &^ x)
+		if m &= highs; m != 0 {
+			return n + bits.TrailingZeros64(m)/8
+		}
+	}
+	for ; n < len(b); n++ {
+		if c := b[n]; c == '"' || c == '\\' || c < 0x20 {
+			break
+		}
+	}
+	return n
+}
+
+// scanner walks one JSON text without building anything.
+type scanner struct {
+	src []byte
+	pos int
+}
+
+func (s *scanner) fail(err error) error { return &SyntaxError{Offset: s.pos, Err: err} }
+
+func (s *scanner) space() {
+	for s.pos < len(s.src) {
+		switch s.src[s.pos] {
+		case ' ', '\t', '\n', '\r':
+			s.pos++
+		default:
+			return
+		}
+	}
+}
+
+// peek skips white space and gives the next byte, 0 at the end.
+func (s *scanner) peek() byte {
+	s.space()
+	if s.pos == len(s.src) {
+		return 0
+	}
+	return s.src[s.pos]
+}
+
+// str reads a string; escaped reports whether it holds a backslash.
+func (s *scanner) str() (escaped bool, err error) {
+	if s.pos == len(s.src) || s.src[s.pos] != '"' {
+		return false, s.fail(ErrSyntax)
+	}
+	s.pos++
+	for {
+		s.pos += plain(s.src[s.pos:])
+		if s.pos == len(s.src) {
+			return false, s.fail(ErrSyntax)
+		}
+		switch s.src[s.pos] {
+		case '"':
+			s.pos++
+			return escaped, nil
+		case '\\':
+			escaped = true
+			if err := s.escape(); err != nil {
+				return false, err
+			}
+		default:
+			return false, s.fail(ErrSyntax)
+		}
+	}
+}
+
+func (s *scanner) escape() error {
+	if s.pos+1 >= len(s.src) {
+		return s.fail(ErrSyntax)
+	}
+	switch s.src[s.pos+1] {
+	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
+		s.pos += 2
+		return nil
+	case 'u':
+		if s.pos+6 > len(s.src) {
+			return s.fail(ErrSyntax)
+		}
+		for _, c := range s.src[s.pos+2 : s.pos+6] {
+			if (c < '0' || c > '9') && (c|0x20 < 'a' || c|0x20 > 'f') {
+				return s.fail(ErrSyntax)
+			}
+		}
+		s.pos += 6
+		return nil
+	}
+	return s.fail(ErrSyntax)
+}
+
+func (s *scanner) digits() bool {
+	start := s.pos
+	for s.pos < len(s.src) && s.src[s.pos]-'0' <= 9 {
+		s.pos++
+	}
+	return s.pos > start
+}
+
+func (s *scanner) number() error {
+	if s.src[s.pos] == '-' {
+		s.pos++
+	}
+	zero := s.pos < len(s.src) && s.src[s.pos] == '0'
+	start := s.pos
+	if !s.digits() || (zero && s.pos-start > 1) {
+		return s.fail(ErrSyntax)
+	}
+	if s.pos < len(s.src) && s.src[s.pos] == '.' {
+		s.pos++
+		if !s.digits() {
+			return s.fail(ErrSyntax)
+		}
+	}
+	if s.pos < len(s.src) && s.src[s.pos]|0x20 == 'e' {
+		s.pos++
+		if s.pos < len(s.src) && (s.src[s.pos] == '+' || s.src[s.pos] == '-') {
+			s.pos++
+		}
+		if !s.digits() {
+			return s.fail(ErrSyntax)
+		}
+	}
+	return nil
+}
+
+func (s *scanner) word(w string) error {
+	if len(s.src)-s.pos < len(w) || string(s.src[s.pos:s.pos+len(w)]) != w {
+		return s.fail(ErrSyntax)
+	}
+	s.pos += len(w)
+	return nil
+}
+
+// value reads one value whose first byte is next; depth is the nesting it stands in.
+func (s *scanner) value(depth int) error {
+	switch c := s.peek(); c {
+	case '"':
+		_, err := s.str()
+		return err
+	case '{':
+		return s.members(depth+1, nil)
+	case '[':
+		return s.array(depth + 1)
+	case 't':
+		return s.word("true")
+	case 'f':
+		return s.word("false")
+	case 'n':
+		return s.word("null")
+	default:
+		if c == '-' || c-'0' <= 9 {
+			return s.number()
+		}
+		return s.fail(ErrSyntax)
+	}
+}
+
+func (s *scanner) array(depth int) error {
+	if depth > MaxDepth {
+		return s.fail(ErrDepth)
+	}
+	s.pos++
+	if s.peek() == ']' {
+		s.pos++
+		return nil
+	}
+	for {
+		if err := s.value(depth); err != nil {
+			return err
+		}
+		switch s.peek() {
+		case ',':
+			s.pos++
+		case ']':
+			s.pos++
+			return nil
+		default:
+			return s.fail(ErrSyntax)
+		}
+	}
+}
+
+// members reads an object whose opening brace is next. When visit is not nil
+// it is called for each member with the offsets of the key and of the value.
+func (s *scanner) members(depth int, visit func(key span, escaped bool, value span) error) error {
+	if depth > MaxDepth {
+		return s.fail(ErrDepth)
+	}
+	s.pos++
+	if s.peek() == '}' {
+		s.pos++
+		return nil
+	}
+	for {
+		s.space()
+		key := span{start: s.pos}
+		escaped, err := s.str()
+		if err != nil {
+			return err
+		}
+		key.end = s.pos
+		if s.peek() != ':' {
+			return s.fail(ErrSyntax)
+		}
+		s.pos++
+		s.space()
+		value := span{start: s.pos}
+		if err := s.value(depth); err != nil {
+			return err
+		}
+		value.end = s.pos
+		if visit != nil {
+			if err := visit(key, escaped, value); err != nil {
+				return err
+			}
+		}
+		switch s.peek() {
+		case ',':
+			s.pos++
+		case '}':
+			s.pos++
+			return nil
+		default:
+			return s.fail(ErrSyntax)
+		}
+	}
+}
+
+// span is a range of bytes: start included, end not.
+type span struct{ start, end int }
+
+func validUTF8(src []byte) error {
+	if utf8.Valid(src) {
+		return nil
+	}
+	at := 0
+	for at < len(src) {
+		r, n := utf8.DecodeRune(src[at:])
+		if r == utf8.RuneError && n == 1 {
+			break
+		}
+		at += n
+	}
+	return &SyntaxError{Offset: at, Err: ErrUTF8}
+}
