@@ -26,7 +26,7 @@ func TestEdits(t *testing.T) {
 		{`{"a":1, "b":2 ,"c":3}`, `{"c":3}`, []Edit{Delete("a"), Delete("b")}},
 		{`{"a":1,"b":2}`, `{}`, []Edit{Delete("b"), Delete("a")}},
 		{`{"a":1}`, `{"x":9}`, []Edit{Delete("a"), Set("x", []byte("9"))}},
-		{` {"a" : 1 , "b" : 2 } `, ` {"a" : 5 , "c":6} `, []Edit{Set("c", []byte("6")), Set("a", []byte("5")), Delete("b")}},
+		{` {"a" : 1 , "b" : 2 } `, ` {"a" : 5 ,"c":6} `, []Edit{Set("c", []byte("6")), Set("a", []byte("5")), Delete("b")}},
 		{`{"a":1}`, `{"a":1}`, []Edit{Delete("b"), Replace("c", []byte("1")), Default("a", []byte("7"))}},
 		{`{"a":1}`, `{"a":2,"b":3}`, []Edit{Replace("a", []byte("2")), Default("b", []byte("3"))}},
 		{`{"\u0061":1}`, `{"\u0061":2}`, []Edit{Set("a", []byte("2"))}},
