@@ -31,16 +31,36 @@ func benchBatches() map[string]Rows {
 			}
 			return decode1
 		}),
+		"verify": make1(func(i int) Row {
+			if i%32 == 7 {
+				return padded4
+			}
+			return verify4
+		}),
+		"chunks": make1(func(i int) Row { // decodes first, then prefills, as schedulers lay a step out
+			if i >= n-16 {
+				return prefill64
+			}
+			return decode1
+		}),
 		"mixture": make1(func(i int) Row {
 			return []Row{decode1, tail1, tail2, fresh1, verify4, midChunk1, last4, decode1}[pseudo(i)%8]
 		}),
 	}
 }
 
+func benchConfig(batch string) Config {
+	c := Config{MaxNumSeqs: 1024, Ladder: LadderConfig{MaxSize: 4096}}
+	if batch == "verify" {
+		c.K = 3
+	}
+	return c
+}
+
 func BenchmarkDispatch(b *testing.B) {
 	for name, rows := range benchBatches() {
 		b.Run(fmt.Sprintf("%s-1024", name), func(b *testing.B) {
-			d := newDispatcher(b, Config{MaxNumSeqs: 1024, Ladder: LadderConfig{MaxSize: 1024}})
+			d := newDispatcher(b, benchConfig(name))
 			v := make([]RowVerdict, rows.Len())
 			b.ReportAllocs()
 			for b.Loop() {
@@ -75,7 +95,7 @@ func readRows(r Rows) int64 {
 
 func TestDispatchAllocatesNothing(t *testing.T) {
 	for name, rows := range benchBatches() {
-		d := newDispatcher(t, Config{MaxNumSeqs: 1024, Ladder: LadderConfig{MaxSize: 1024}})
+		d := newDispatcher(t, benchConfig(name))
 		v := make([]RowVerdict, rows.Len())
 		c := NewCounters(d)
 		require.Zero(t, testing.AllocsPerRun(100, func() {

@@ -21,13 +21,21 @@ const (
 // classifier holds what a row's verdict depends on besides the row.
 type classifier struct {
 	k, b, width int32
+	tail        RowVerdict           // of a tail without drafts if K is 0, else of a padded one
+	irregular   bool                 // rows past their prefill are more than Decode, or b is not 1
 	table       [numFacts]RowVerdict // by the facts of the row
 }
 
 func newClassifier(c Config) classifier {
-	x := classifier{k: int32(c.K), b: int32(c.Bonus.Tokens()), width: int32(c.DecodeWidth())}
+	x := classifier{
+		k: int32(c.K), b: int32(c.Bonus.Tokens()), width: int32(c.DecodeWidth()),
+		irregular: c.Policy == ShapeOnly || c.Bonus != OneBonus,
+	}
 	for facts := range x.table {
 		x.table[facts] = c.verdict(facts)
+	}
+	if !x.irregular {
+		x.tail = x.row(x.width, x.k, x.k, 1, 2)
 	}
 	return x
 }
@@ -113,6 +121,37 @@ func (x *classifier) row(s, d, ph, c, p int32) RowVerdict {
 	return x.table[facts%numFacts]
 }
 
+// block is the number of rows that the common cases handle at once.
+const block = 16
+
+type ints = *[block]int32
+
+// narrow looks at a block of rows of a deployment without speculation. odd is 0
+// if all are decodes of one token or tails of one token; tails is then 0 if
+// none is a tail.
+func narrow(s8, d8, ph8, c8, p8 ints) (odd, tails int32) {
+	for i, s := range s8 {
+		c, p := c8[i], p8[i]
+		tails |= c - p
+		odd |= (s ^ 1) | d8[i] | ph8[i] | ((c-1)|p)>>31
+	}
+	return odd, tails >> 31
+}
+
+// wide looks at a block of rows of a deployment with k drafts. odd is 0 if all
+// are decodes or tails padded to k drafts; tails is then 0 if none is a tail,
+// and short is 0 if all have full drafts.
+func wide(s8, d8, ph8, c8, p8 ints, k int32) (odd, tails, short int32) {
+	for i, s := range s8 {
+		d, ph, c, p := d8[i], ph8[i], c8[i], p8[i]
+		prefilling := (c - p) >> 31
+		short |= d ^ k
+		tails |= prefilling
+		odd |= (s - d) ^ 1 | ((d-ph)|ph|(c-1)|p)>>31 | prefilling&((d^k)|(ph^d)|(p-c-1))
+	}
+	return odd, tails, short
+}
+
 // Sets of verdicts, one bit each.
 const (
 	asDecodeSet  = 1<<(TailDrafted+1) - 1
@@ -133,18 +172,54 @@ func (d *Dispatcher) Classify(rows Rows, step Step, verdicts []RowVerdict) Batch
 	var (
 		ss, ds, phs = rows.Scheduled[:n], rows.Drafts[:n], rows.Placeholders[:n]
 		cs, ps, out = rows.Computed[:n], rows.Prefill[:n], verdicts[:n]
-		first       = ss[0]
-		differ, q   int32
-		total       int64
+		x           = &d.rows
 		seen        uint32
+		mixed       int32
 	)
-	for i, s := range ss {
-		v := d.rows.row(s, ds[i], phs[i], cs[i], ps[i])
+	i := 0
+	for ; i+block <= n; i += block {
+		s8, d8, ph8, c8, p8 := ints(ss[i:]), ints(ds[i:]), ints(phs[i:]), ints(cs[i:]), ints(ps[i:])
+		var odd, tails, short int32
+		switch {
+		case x.irregular:
+			odd = 1
+		case x.k == 0:
+			odd, tails = narrow(s8, d8, ph8, c8, p8)
+		default:
+			odd, tails, short = wide(s8, d8, ph8, c8, p8, x.k)
+		}
+		mixed |= odd | short
+		switch {
+		case odd != 0:
+			for j := range block {
+				v := x.row(s8[j], d8[j], ph8[j], c8[j], p8[j])
+				out[i+j] = v
+				seen |= 1 << (v & 31)
+			}
+		case tails != 0:
+			for j, c := range c8 {
+				out[i+j] = RowVerdict((c-p8[j])>>31) & x.tail
+			}
+			seen |= 1<<Decode | 1<<x.tail
+		default:
+			clear(out[i : i+block]) // Decode
+			seen |= 1 << Decode
+		}
+	}
+	for ; i < n; i++ {
+		v := x.row(ss[i], ds[i], phs[i], cs[i], ps[i])
 		out[i] = v
 		seen |= 1 << (v & 31)
-		differ |= s ^ first
-		q = max(q, s)
-		total += int64(s)
+		mixed |= ss[i] ^ x.width
+	}
+	q, total, differ := x.width, int64(x.width)*int64(n), int32(0)
+	if mixed != 0 { // not all of full width: look at the lengths themselves
+		q, total = 0, 0
+		for _, s := range ss {
+			q = max(q, s)
+			total += int64(s)
+			differ |= s ^ ss[0]
+		}
 	}
 	if total > math.MaxInt32 || total < 0 {
 		seen |= 1 << MalformedNumbers
