@@ -35,7 +35,7 @@ var allowed = map[string][]string{
 	"connector/multi":     {"connector", "kvcache", "ascendrt/..."},
 	"connector/pd":        {"connector", "connector/transport/...", "kvcache", "ascendrt/..."},
 	"connector/offload":   {"connector", "kvcache", "ascendrt/..."},
-	"connector/transport": {"connector", "connector/transport", "kvcache", "ascendrt/..."},
+	"connector/transport": {"connector", "connector/transport/...", "kvcache", "ascendrt/..."},
 	"scheduler":           {"kvcache", "graphs", "connector", "internal/invariants"},
 	"proxy":               {"proxy/...", "internal/openai"},
 	"proxy/route":         {},
@@ -45,7 +45,8 @@ var allowed = map[string][]string{
 	"internal/openai":     {},
 	"internal/invariants": {},
 	"internal/law":        {},
-	"internal/bench":      {"internal/bench/...", "internal/openai"},
+	"internal/bench":      {"internal/bench/...", "internal/up", "internal/openai"},
+	"internal/up":         {"internal/up/...", "internal/openai"},
 	"internal/golden":     {"scheduler", "kvcache", "connector", "graphs"},
 	"internal/testkit":    {everything},
 }

@@ -1,0 +1,162 @@
+// Package scrape reads Prometheus metrics of the servers under load: sums of a
+// metric over its series, and the peak of a gauge while a run goes on.
+package scrape
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"net/http"
+	"slices"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+)
+
+// maxBody bounds an answer of /metrics, in bytes.
+const maxBody = 16 << 20
+
+// Sample is one series of a metric at one moment.
+type Sample struct {
+	Labels map[string]string
+	Value  float64
+}
+
+// Page is one answer of /metrics: the samples of its counters, gauges and
+// untyped metrics by name.
+type Page map[string][]Sample
+
+// Fetch reads url, the whole address of a metrics page.
+func Fetch(ctx context.Context, client *http.Client, url string) (Page, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("scrape: %w", err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("scrape %s: status %d", url, resp.StatusCode)
+	}
+	return Parse(io.LimitReader(resp.Body, maxBody))
+}
+
+// Parse reads the text format.
+func Parse(r io.Reader) (Page, error) {
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(r)
+	if err != nil {
+		return nil, fmt.Errorf("metrics page: %w", err)
+	}
+	page := make(Page, len(families))
+	for name, family := range families {
+		for _, m := range family.GetMetric() {
+			v, ok := value(m)
+			if !ok {
+				continue
+			}
+			labels := make(map[string]string, len(m.GetLabel()))
+			for _, l := range m.GetLabel() {
+				labels[l.GetName()] = l.GetValue()
+			}
+			page[name] = append(page[name], Sample{Labels: labels, Value: v})
+		}
+	}
+	return page, nil
+}
+
+func value(m *dto.Metric) (float64, bool) {
+	switch {
+	case m.GetCounter() != nil:
+		return m.GetCounter().GetValue(), true
+	case m.GetGauge() != nil:
+		return m.GetGauge().GetValue(), true
+	case m.GetUntyped() != nil:
+		return m.GetUntyped().GetValue(), true
+	}
+	return 0, false
+}
+
+// Sum adds the samples of a metric whose labels include those of want; a
+// metric that the page lacks sums to 0.
+func (p Page) Sum(name string, want map[string]string) float64 {
+	sum := 0.0
+	for _, s := range p[name] {
+		if includes(s.Labels, want) {
+			sum += s.Value
+		}
+	}
+	return sum
+}
+
+// By adds the samples of a metric for each value of one label.
+func (p Page) By(name, label string, want map[string]string) map[string]float64 {
+	out := make(map[string]float64)
+	for _, s := range p[name] {
+		if includes(s.Labels, want) {
+			out[s.Labels[label]] += s.Value
+		}
+	}
+	return out
+}
+
+func includes(labels, want map[string]string) bool {
+	for k, v := range want {
+		if labels[k] != v {
+			return false
+		}
+	}
+	return true
+}
+
+// Minus is the growth of a by-label sum since an earlier one; what did not grow is left out.
+func Minus(after, before map[string]float64) map[string]float64 {
+	out := maps.Clone(after)
+	for k, v := range before {
+		out[k] -= v
+	}
+	maps.DeleteFunc(out, func(_ string, v float64) bool { return v == 0 })
+	return out
+}
+
+// Keys are the keys of m in order.
+func Keys(m map[string]float64) []string { return slices.Sorted(maps.Keys(m)) }
+
+// Peak is the highest value of a gauge between two moments.
+type Peak struct {
+	Value   float64
+	Samples int // pages that were read
+	Failed  int // pages that could not be read
+}
+
+// WatchPeak reads the sum of a gauge every interval until ctx ends and gives
+// its highest value. It blocks; the caller owns the goroutine.
+func WatchPeak(ctx context.Context, client *http.Client, url, name string, every time.Duration) Peak {
+	peak := Peak{Value: math.Inf(-1)}
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		page, err := Fetch(ctx, client, url)
+		switch {
+		case err == nil:
+			peak.Samples++
+			peak.Value = max(peak.Value, page.Sum(name, nil))
+		case ctx.Err() == nil:
+			peak.Failed++
+		}
+		select {
+		case <-ctx.Done():
+			if peak.Samples == 0 {
+				peak.Value = 0
+			}
+			return peak
+		case <-tick.C:
+		}
+	}
+}
