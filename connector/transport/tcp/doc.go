@@ -1,0 +1,32 @@
+// Package tcp is the transport in pure Go: scatter and gather lists over
+// several TCP (or TLS) connections a peer, with optional CRC32C.
+//
+// # Wire
+//
+// Every frame is a header of 24 bytes, little endian, and a payload:
+//
+//	0  kind     u8   hello, read, write, data, done, notify
+//	1  flags    u8   bit 0: payload checksum present; bit 1: last data frame
+//	2  status   u16  of a done frame
+//	4  length   u32  payload bytes
+//	8  id       u64  of the request
+//	16 crc      u32  CRC32C of the payload, when flagged
+//	20 check    u32  CRC32C of the 20 bytes before
+//
+// The dialer sends hello, the acceptor answers with its own. Then the dialer
+// sends requests and the acceptor answers them one after the other in order:
+//
+//	read   → data…                 or done with an error status
+//	write, data…                   → done
+//	notify                         → done
+//
+// A request's payload is the capability (16), the total length (u64), the
+// number of segments (u32) and per segment region (u32), offset (u64), length
+// (u32). An unknown kind, a wrong check, or a length above the kind's limit
+// closes the connection; no such length sizes an allocation.
+//
+// # Goroutines
+//
+// A Transport owns its accept loop and one goroutine per accepted connection;
+// a Peer owns Conns goroutines. Close ends them and waits.
+package tcp

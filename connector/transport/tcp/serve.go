@@ -1,0 +1,279 @@
+package tcp
+
+import (
+	"crypto/tls"
+	"errors"
+	"net"
+	"time"
+
+	"github.com/sluice-serving/sluice/connector/transport"
+)
+
+// accept owns the listener's connections until the listener is closed.
+func (t *Transport) accept() {
+	for {
+		c, err := t.ln.Accept()
+		if err != nil {
+			if t.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return
+			}
+			select { // out of descriptors, most likely: wait and try again
+			case <-t.ctx.Done():
+				return
+			case <-time.After(50 * time.Millisecond):
+			}
+			continue
+		}
+		if t.cfg.WrapConn != nil {
+			c = t.cfg.WrapConn(c)
+		}
+		if t.cfg.ServerTLS != nil {
+			c = tls.Server(c, t.cfg.ServerTLS)
+		}
+		t.mu.Lock()
+		if t.closed || len(t.accepted) >= t.cfg.MaxConns {
+			t.mu.Unlock()
+			c.Close()
+			continue
+		}
+		t.accepted[c] = struct{}{}
+		t.mu.Unlock()
+		t.counters.accepts.Add(1)
+		t.counters.openConns.Add(1)
+		t.wg.Go(func() {
+			t.serve(c)
+			c.Close()
+			t.counters.openConns.Add(-1)
+			t.mu.Lock()
+			delete(t.accepted, c)
+			t.mu.Unlock()
+		})
+	}
+}
+
+// server answers the requests of one accepted connection, one after the other.
+type server struct {
+	t      *Transport
+	w      *wire
+	peer   transport.Instance
+	buf    []byte // a request's payload
+	spans  []span
+	pieces []piece
+}
+
+func (t *Transport) serve(c net.Conn) {
+	s := &server{t: t, w: newWire(c, t.cfg.StallTimeout), buf: make([]byte, kindRead.limit())}
+	err := s.run()
+	if errors.Is(err, transport.ErrProtocol) {
+		t.counters.malformed.Add(1)
+		t.cfg.Log.Warn("tcp transport: connection closed", "peer", c.RemoteAddr().String(), "error", err)
+	}
+}
+
+func (s *server) run() error {
+	if err := s.handshake(); err != nil {
+		return err
+	}
+	for {
+		h, err := s.w.readHeader(s.t.cfg.IdleTimeout)
+		if err != nil {
+			return err
+		}
+		switch h.kind {
+		case kindRead:
+			err = s.read(h)
+		case kindWrite:
+			err = s.write(h)
+		case kindNotify:
+			err = s.notify(h)
+		default:
+			err = unexpected(h)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (s *server) handshake() error {
+	h, err := s.w.readHeader(s.t.cfg.DialTimeout)
+	if err != nil {
+		return err
+	}
+	if h.kind != kindHello {
+		return unexpected(h)
+	}
+	b, err := s.w.readPayload(h, s.buf)
+	if err != nil {
+		return err
+	}
+	theirs, err := parseHello(b)
+	if err != nil {
+		return err
+	}
+	s.peer = theirs.instance
+	ours := s.t.hello()
+	if theirs.crc == 1 {
+		ours.crc = 1
+	}
+	ours.put(s.buf[:helloSize])
+	if err := s.w.send(header{kind: kindHello}, s.buf[:helloSize]); err != nil {
+		return err
+	}
+	s.w.crc = ours.crc == 1
+	return nil
+}
+
+// open decodes a request and resolves its segments to memory under the grant.
+// The first error is the peer's to know, the second ends the connection.
+func (s *server) open(h header, a transport.Access) (*transport.Hold, int64, error, error) {
+	b, err := s.w.readPayload(h, s.buf)
+	if err != nil {
+		return nil, 0, nil, err
+	}
+	c, total, spans, err := parseRequest(b, s.spans)
+	if err != nil {
+		return nil, 0, nil, err
+	}
+	s.spans = spans
+	hold, err := s.t.grants.Acquire(c, a, func() { s.w.conn.Close() })
+	if err != nil {
+		s.t.counters.denied.Add(1)
+		return nil, total, err, nil
+	}
+	s.pieces = s.pieces[:0]
+	for _, sp := range spans {
+		r, err := s.t.regions.Acquire(sp.region)
+		if err == nil && !r.Holds(sp.offset, sp.length) {
+			r.Release()
+			err = transport.ErrRegion
+		}
+		if err == nil && !hold.Allows(sp.region, r.Unit, sp.offset, sp.length) {
+			r.Release()
+			s.t.counters.denied.Add(1)
+			err = transport.ErrDenied
+		}
+		if err != nil {
+			s.release(hold)
+			return nil, total, err, nil
+		}
+		s.pieces = append(s.pieces, piece{r, sp.offset, sp.length})
+	}
+	return hold, total, nil, nil
+}
+
+func (s *server) release(hold *transport.Hold) {
+	for i := range s.pieces {
+		s.pieces[i].region.Release()
+	}
+	clear(s.pieces)
+	s.pieces = s.pieces[:0]
+	hold.Release()
+}
+
+func (s *server) read(h header) error {
+	hold, total, refuse, err := s.open(h, transport.PeerReads)
+	if err != nil {
+		return err
+	}
+	if refuse != nil {
+		return s.done(h.id, refuse)
+	}
+	defer s.release(hold)
+	memErr, err := s.w.sendData(h.id, &cursor{pieces: s.pieces}, total, revoked(hold))
+	if err != nil {
+		return err
+	}
+	if memErr != nil {
+		return s.done(h.id, memErr)
+	}
+	s.t.counters.servedReads.Add(uint64(total))
+	return nil
+}
+
+func revoked(hold *transport.Hold) func() error {
+	return func() error {
+		if hold.Revoked() {
+			return transport.ErrDenied
+		}
+		return nil
+	}
+}
+
+func (s *server) write(h header) error {
+	hold, total, refuse, err := s.open(h, transport.PeerWrites)
+	if err != nil {
+		return err
+	}
+	if hold != nil {
+		defer s.release(hold)
+	}
+	cur := &cursor{pieces: s.pieces}
+	for left := total; left > 0; {
+		d, err := s.w.readHeader(s.t.cfg.StallTimeout)
+		if err != nil {
+			return err
+		}
+		if d.kind != kindData || d.id != h.id || d.length == 0 || int64(d.length) > left {
+			return unexpected(d)
+		}
+		left -= int64(d.length)
+		if refuse == nil {
+			refuse = revoked(hold)()
+		}
+		if refuse != nil {
+			if err := s.w.discard(d); err != nil {
+				return err
+			}
+			continue
+		}
+		if refuse, err = s.w.recvData(d, cur); err != nil {
+			return err
+		}
+	}
+	if refuse == nil {
+		s.t.counters.servedWrites.Add(uint64(total))
+	}
+	return s.done(h.id, refuse)
+}
+
+func (s *server) notify(h header) error {
+	msg := s.buf
+	if int(h.length) > len(msg) {
+		msg = make([]byte, h.length) // at most MaxNotify
+	}
+	b, err := s.w.readPayload(h, msg)
+	if err != nil {
+		return err
+	}
+	if s.t.cfg.Notified == nil {
+		return s.done(h.id, errNoHandler)
+	}
+	s.t.cfg.Notified(s.peer, b)
+	return s.done(h.id, nil)
+}
+
+var errNoHandler = errors.New("notifications are not taken here")
+
+// done ends a request.
+func (s *server) done(id uint64, err error) error {
+	h := header{kind: kindDone, flags: flagLast, id: id}
+	if err == nil {
+		return s.w.send(h, nil)
+	}
+	switch {
+	case errors.Is(err, transport.ErrDenied):
+		h.status = statusDenied
+	case errors.Is(err, transport.ErrRegion):
+		h.status = statusRegion
+	case errors.Is(err, transport.ErrCorrupt):
+		h.status = statusCorrupt
+		s.t.counters.corrupt.Add(1)
+	case errors.Is(err, errNoHandler):
+		h.status = statusRefused
+	default:
+		h.status = statusMemory
+	}
+	text := err.Error()
+	return s.w.send(h, []byte(text[:min(len(text), maxText)]))
+}

@@ -1,0 +1,297 @@
+package tcp
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+
+	"github.com/sluice-serving/sluice/connector/transport"
+)
+
+// depth is how many requests of one kind may be on a connection: one in
+// transfer and one that waits at the peer, so that the peer never idles for a
+// round trip.
+const depth = 2
+
+// slot is one of a peer's connections: a goroutine that dials when there is
+// work, sends requests and receives the answers in order.
+//
+// Only requests of one kind are pipelined, so the two sides never both wait
+// for the other to take a payload.
+type slot struct {
+	p  *peer
+	w  *wire // nil: not connected
+	id uint64
+
+	mu   sync.Mutex
+	kill func() // breaks off what the slot is doing; nil when idle
+}
+
+// cut breaks the connection, or the dialing of it. Any goroutine.
+func (s *slot) cut() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.kill != nil {
+		s.kill()
+	}
+}
+
+func (s *slot) setKill(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.kill = f
+}
+
+func (s *slot) run() {
+	defer s.disconnect()
+	var pending []*chunk
+	var ids []uint64
+	for {
+		var only kind
+		if len(pending) > 0 {
+			only = pending[0].op.kind
+		}
+		if len(pending) < depth {
+			if c := s.p.take(s, only, len(pending) == 0); c != nil {
+				c.attempts++
+				pending = append(pending, c)
+				if chunkErr, err := s.start(c); err != nil {
+					pending, ids = s.broken(pending, err), ids[:0]
+					continue
+				} else if chunkErr != nil { // the local memory failed in the middle of a payload
+					s.p.finish(c, chunkErr, final)
+					pending, ids = s.broken(pending[:len(pending)-1], chunkErr), ids[:0]
+					continue
+				}
+				ids = append(ids, s.id)
+				continue
+			} else if len(pending) == 0 {
+				return // closed
+			}
+		}
+		chunkErr, err := s.receive(pending[0], ids[0])
+		if err != nil {
+			pending, ids = s.broken(pending, err), ids[:0]
+			continue
+		}
+		again := final
+		if errors.Is(chunkErr, transport.ErrCorrupt) {
+			again = repeat
+		}
+		s.p.finish(pending[0], chunkErr, again)
+		pending, ids = pending[1:], ids[1:]
+	}
+}
+
+// broken drops the connection and queues its chunks again, or fails them.
+func (s *slot) broken(pending []*chunk, err error) []*chunk {
+	s.disconnect()
+	again := repeat
+	if errors.Is(err, transport.ErrPeerRestarted) || errors.Is(err, transport.ErrProtocol) {
+		again = final
+	}
+	if s.p.ctx.Err() != nil {
+		err = transport.ErrClosed
+	} else if !isOurs(err) {
+		err = fmt.Errorf("%w: %v", transport.ErrUnreachable, err)
+	}
+	for _, c := range pending {
+		s.p.finish(c, err, again)
+	}
+	return nil
+}
+
+func isOurs(err error) bool {
+	for _, e := range []error{transport.ErrPeerRestarted, transport.ErrProtocol, transport.ErrStalled, transport.ErrCorrupt, transport.ErrUnreachable} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *slot) disconnect() {
+	s.setKill(nil)
+	if s.w != nil {
+		s.p.hangUp(s.w)
+		s.w = nil
+	}
+}
+
+// start sends a request, and for a write its payload. The first error is of
+// the local memory, the second of the connection.
+func (s *slot) start(c *chunk) (error, error) {
+	if err := s.connect(); err != nil {
+		return nil, err
+	}
+	s.id++
+	o := c.op
+	if o.kind == kindNotify {
+		return nil, s.w.send(header{kind: kindNotify, id: s.id}, c.msg)
+	}
+	payload := appendRequest(make([]byte, 0, requestBase+len(c.spans)*segmentSize), o.key, c.total, c.spans)
+	if err := s.w.send(header{kind: o.kind, id: s.id}, payload); err != nil || o.kind == kindRead {
+		return nil, err
+	}
+	return s.w.sendData(s.id, &cursor{pieces: c.pieces}, c.total, func() error { return nil })
+}
+
+// receive takes the answer to a chunk. The first error is the chunk's, with
+// the connection intact, the second the connection's.
+func (s *slot) receive(c *chunk, id uint64) (error, error) {
+	cur := &cursor{pieces: c.pieces}
+	left := c.total
+	var chunkErr error
+	for {
+		h, err := s.w.readHeader(s.w.stall)
+		if err != nil {
+			return nil, err
+		}
+		if h.id != id {
+			return nil, unexpected(h)
+		}
+		switch h.kind {
+		case kindDone:
+			var buf [maxText]byte
+			text, err := s.w.readPayload(h, buf[:])
+			if err != nil {
+				return nil, err
+			}
+			if h.status == statusOK && c.op.kind == kindRead {
+				return nil, unexpected(h)
+			}
+			if err := h.status.err(text); err != nil {
+				return err, nil
+			}
+			return chunkErr, nil
+		case kindData:
+			if c.op.kind != kindRead || h.length == 0 || int64(h.length) > left {
+				return nil, unexpected(h)
+			}
+			left -= int64(h.length)
+			if last := h.flags&flagLast != 0; last != (left == 0) {
+				return nil, unexpected(h)
+			}
+			if chunkErr != nil {
+				err = s.w.discard(h)
+			} else if chunkErr, err = s.w.recvData(h, cur); errors.Is(chunkErr, transport.ErrCorrupt) {
+				s.p.t.counters.corrupt.Add(1)
+			}
+			if err != nil {
+				return nil, err
+			}
+			if left == 0 {
+				return chunkErr, nil
+			}
+		default:
+			return nil, unexpected(h)
+		}
+	}
+}
+
+func unexpected(h header) error {
+	return fmt.Errorf("%w: unexpected %v frame of %d bytes, status %d", transport.ErrProtocol, h.kind, h.length, h.status)
+}
+
+// connect makes the slot's connection and checks that the same process
+// answers as at Connect.
+func (s *slot) connect() error {
+	if s.w == nil {
+		ctx, cancel := context.WithCancel(s.p.ctx)
+		defer cancel()
+		s.setKill(cancel)
+		w, theirs, err := s.p.dial(ctx)
+		if err != nil {
+			return err
+		}
+		s.w = w
+		if theirs.instance != s.p.instance {
+			return fmt.Errorf("%w: %v became %v", transport.ErrPeerRestarted, s.p.instance, theirs.instance)
+		}
+	}
+	w := s.w
+	s.setKill(func() { w.conn.Close() })
+	if s.p.ctx.Err() != nil { // closed before the kill was set
+		return transport.ErrClosed
+	}
+	return nil
+}
+
+// dial connects and exchanges hellos.
+func (p *peer) dial(ctx context.Context) (*wire, hello, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.t.cfg.DialTimeout)
+	defer cancel()
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "tcp", p.addr)
+	if err != nil {
+		return nil, hello{}, fmt.Errorf("%w: %w", transport.ErrUnreachable, err)
+	}
+	p.t.counters.dials.Add(1)
+	p.t.counters.openConns.Add(1)
+	if p.t.cfg.WrapConn != nil {
+		c = p.t.cfg.WrapConn(c)
+	}
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	defer stop()
+	w, theirs, err := p.greet(ctx, c)
+	if err == nil && !stop() {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		p.t.counters.openConns.Add(-1)
+		c.Close()
+		return nil, hello{}, fmt.Errorf("%w: %w", transport.ErrUnreachable, err)
+	}
+	return w, theirs, nil
+}
+
+func (p *peer) greet(ctx context.Context, c net.Conn) (*wire, hello, error) {
+	if p.t.cfg.ClientTLS != nil {
+		cfg := p.t.cfg.ClientTLS
+		if cfg.ServerName == "" && !cfg.InsecureSkipVerify {
+			host, _, err := net.SplitHostPort(p.addr)
+			if err != nil {
+				return nil, hello{}, err
+			}
+			cfg = cfg.Clone()
+			cfg.ServerName = host
+		}
+		tc := tls.Client(c, cfg)
+		if err := tc.HandshakeContext(ctx); err != nil {
+			return nil, hello{}, fmt.Errorf("tls with %s: %w", p.addr, err)
+		}
+		c = tc
+	}
+	w := newWire(c, p.t.cfg.StallTimeout)
+	ours := p.t.hello()
+	buf := make([]byte, helloSize)
+	ours.put(buf)
+	if err := w.send(header{kind: kindHello}, buf); err != nil {
+		return nil, hello{}, err
+	}
+	h, err := w.readHeader(p.t.cfg.DialTimeout)
+	if err != nil {
+		return nil, hello{}, err
+	}
+	if h.kind != kindHello {
+		return nil, hello{}, unexpected(h)
+	}
+	b, err := w.readPayload(h, buf)
+	if err != nil {
+		return nil, hello{}, err
+	}
+	theirs, err := parseHello(b)
+	if err != nil {
+		return nil, hello{}, err
+	}
+	w.crc = ours.crc == 1 || theirs.crc == 1
+	return w, theirs, nil
+}
+
+func (p *peer) hangUp(w *wire) {
+	w.conn.Close()
+	p.t.counters.openConns.Add(-1)
+}

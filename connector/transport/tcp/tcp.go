@@ -1,0 +1,227 @@
+package tcp
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-serving/sluice/connector/transport"
+)
+
+// Checksum says whether payloads carry a checksum. Either side of a connection
+// can ask for it.
+type Checksum uint8
+
+const (
+	// CRC32C checks every frame; a mismatch fails and repeats the part.
+	CRC32C Checksum = iota
+	// NoChecksum trusts TCP's own.
+	NoChecksum
+)
+
+func (c Checksum) String() string {
+	if c == NoChecksum {
+		return "none"
+	}
+	return "crc32c"
+}
+
+// Config of a Transport. The zero value listens on a free loopback port.
+type Config struct {
+	Listen       string                  // host:port; default 127.0.0.1:0
+	Advertise    string                  // what peers dial; default the listener's address
+	Conns        int                     // connections to a peer; default 4
+	MaxConns     int                     // accepted connections; default 256
+	ChunkBytes   int64                   // greatest part of a transfer on one connection; default 4 MiB, at most 64 MiB
+	Checksum     Checksum                // default CRC32C
+	DialTimeout  time.Duration           // connection and hello; default 5 s
+	StallTimeout time.Duration           // without progress on a frame; default 10 s
+	IdleTimeout  time.Duration           // an accepted connection without a request; default 5 min
+	Grace        time.Duration           // for a part in flight to end by itself on cancel or revoke; default 100 ms
+	Retries      int                     // of a part after a broken connection or checksum; default 2, below 0 none
+	ServerTLS    *tls.Config             // nil: plain TCP
+	ClientTLS    *tls.Config             // nil: plain TCP; both or none
+	Notified     transport.Notified      // nil: notifications are refused
+	WrapConn     func(net.Conn) net.Conn // fault injection below TLS; nil: none
+	Log          *slog.Logger            // nil: silent
+}
+
+// Validate reports every value that cannot work.
+func (c Config) Validate() error {
+	var errs []error
+	if c.Conns < 0 || c.Conns > 64 {
+		errs = append(errs, fmt.Errorf("tcp: %d connections a peer, want 1 to 64", c.Conns))
+	}
+	if c.ChunkBytes < 0 || c.ChunkBytes > maxRequest {
+		errs = append(errs, fmt.Errorf("tcp: chunk of %d bytes, want at most %d", c.ChunkBytes, maxRequest))
+	}
+	if c.DialTimeout < 0 || c.StallTimeout < 0 || c.IdleTimeout < 0 || c.Grace < 0 {
+		errs = append(errs, errors.New("tcp: negative timeout"))
+	}
+	if (c.ServerTLS == nil) != (c.ClientTLS == nil) {
+		errs = append(errs, errors.New("tcp: TLS needs both a server and a client configuration"))
+	}
+	return errors.Join(errs...)
+}
+
+func (c Config) withDefaults() Config {
+	def := func(p *time.Duration, d time.Duration) {
+		if *p == 0 {
+			*p = d
+		}
+	}
+	if c.Listen == "" {
+		c.Listen = "127.0.0.1:0"
+	}
+	if c.Conns == 0 {
+		c.Conns = 4
+	}
+	if c.MaxConns <= 0 {
+		c.MaxConns = 256
+	}
+	if c.ChunkBytes == 0 {
+		c.ChunkBytes = 4 << 20
+	}
+	c.ChunkBytes = max(c.ChunkBytes, 4<<10)
+	def(&c.DialTimeout, 5*time.Second)
+	def(&c.StallTimeout, 10*time.Second)
+	def(&c.IdleTimeout, 5*time.Minute)
+	def(&c.Grace, 100*time.Millisecond)
+	if c.Retries == 0 {
+		c.Retries = 2
+	}
+	c.Retries = max(c.Retries, 0)
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// Transport is the TCP transport. It owns a listener.
+type Transport struct {
+	cfg      Config
+	instance transport.Instance
+	ln       net.Listener
+	addr     string
+	regions  transport.Regions
+	grants   transport.Grants
+	counters counters
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // accept loop and accepted connections
+
+	mu       sync.Mutex
+	accepted map[net.Conn]struct{}
+	peers    map[*peer]struct{}
+	closed   bool
+}
+
+var _ transport.Transport = (*Transport)(nil)
+
+type counters struct {
+	read, written, servedReads, servedWrites atomic.Uint64
+	retries, corrupt, denied, malformed      atomic.Uint64
+	dials, accepts                           atomic.Uint64
+	openConns, openTransfers                 atomic.Int64
+}
+
+// New listens and serves until Close.
+func New(cfg Config) (*Transport, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	ln, err := net.Listen("tcp", cfg.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("tcp transport: %w", err)
+	}
+	t := &Transport{cfg: cfg, ln: ln, addr: cfg.Advertise, accepted: map[net.Conn]struct{}{}, peers: map[*peer]struct{}{}}
+	if t.addr == "" {
+		t.addr = ln.Addr().String()
+	}
+	rand.Read(t.instance[:]) // never fails
+	t.ctx, t.cancel = context.WithCancel(context.Background())
+	t.wg.Go(t.accept)
+	return t, nil
+}
+
+// Name is "tcp".
+func (t *Transport) Name() string { return "tcp" }
+
+// Instance is this transport's random identity.
+func (t *Transport) Instance() transport.Instance { return t.instance }
+
+// Address is what peers dial.
+func (t *Transport) Address() string { return t.addr }
+
+// Guarded is true: every access is checked.
+func (t *Transport) Guarded() bool { return true }
+
+// Register makes memory addressable.
+func (t *Transport) Register(m transport.Memory, unit int64) (transport.Descriptor, error) {
+	return t.regions.Register(m, unit)
+}
+
+// Deregister waits for the region's users.
+func (t *Transport) Deregister(r transport.RegionID) error { return t.regions.Deregister(r) }
+
+// Grant opens units of regions to peers.
+func (t *Transport) Grant(a transport.Access, regions []transport.RegionID, units []int32) (transport.Capability, error) {
+	return t.grants.Grant(a, regions, units)
+}
+
+// Revoke ends a grant; a connection that is slow to end its access is cut.
+func (t *Transport) Revoke(c transport.Capability) { t.grants.Revoke(c, t.cfg.Grace) }
+
+// Stats returns the counters.
+func (t *Transport) Stats() transport.Stats {
+	c := &t.counters
+	return transport.Stats{
+		ReadBytes: c.read.Load(), WrittenBytes: c.written.Load(),
+		ServedReads: c.servedReads.Load(), ServedWrites: c.servedWrites.Load(),
+		Retries: c.retries.Load(), Corrupt: c.corrupt.Load(), Denied: c.denied.Load(), Malformed: c.malformed.Load(),
+		Dials: c.dials.Load(), Accepts: c.accepts.Load(),
+		OpenConns: c.openConns.Load(), OpenTransfers: c.openTransfers.Load(),
+	}
+}
+
+// Close fails all transfers, closes all peers and waits for every goroutine.
+func (t *Transport) Close() error {
+	t.mu.Lock()
+	if t.closed {
+		t.mu.Unlock()
+		return nil
+	}
+	t.closed = true
+	t.cancel()
+	err := t.ln.Close()
+	for c := range t.accepted {
+		c.Close()
+	}
+	peers := make([]*peer, 0, len(t.peers))
+	for p := range t.peers {
+		peers = append(peers, p)
+	}
+	t.mu.Unlock()
+	for _, p := range peers {
+		p.Close()
+	}
+	t.wg.Wait()
+	return err
+}
+
+func (t *Transport) hello() hello {
+	h := hello{instance: t.instance}
+	if t.cfg.Checksum == CRC32C {
+		h.crc = 1
+	}
+	return h
+}
