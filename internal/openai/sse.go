@@ -29,6 +29,8 @@ type Event struct {
 	// Data is the data field, several lines joined with line feeds; nil when
 	// the event has none (a comment, a lone id or retry).
 	Data []byte
+	// DataAt is where Data starts in Raw when it is a single line; -1 otherwise.
+	DataAt int
 }
 
 // IsDone reports whether the event is the end marker of a stream.
@@ -78,6 +80,12 @@ func (r *Reader) Next() (Event, error) {
 		}
 		r.fill()
 	}
+}
+
+// Pending reports whether another whole event with LF line ends is already
+// buffered, so that a writer may put off its flush.
+func (r *Reader) Pending() bool {
+	return bytes.Contains(r.buf[r.start:], []byte("\n\n"))
 }
 
 // Buffered is the part of the stream that was read but not yet given out.
@@ -160,10 +168,11 @@ func lineEnd(b []byte) int {
 func (r *Reader) loneCR() bool { return r.scan > r.start && r.buf[r.scan-1] == '\r' }
 
 func (r *Reader) parse(raw []byte) Event {
-	ev := Event{Raw: raw}
+	ev := Event{Raw: raw, DataAt: -1}
 	lines := 0
 	for rest := raw; len(rest) > 0; {
 		var line []byte
+		at := len(raw) - len(rest)
 		if i := lineEnd(rest); i >= 0 {
 			line, rest = rest[:i], rest[i+1:] // of a CRLF the LF is left over as one more empty line
 		} else {
@@ -178,7 +187,9 @@ func (r *Reader) parse(raw []byte) Event {
 			switch lines++; lines {
 			case 1:
 				ev.Data = value[:len(value):len(value)]
+				ev.DataAt = at + len(line) - len(value)
 			case 2:
+				ev.DataAt = -1
 				r.join = append(append(append(r.join[:0], ev.Data...), '\n'), value...)
 				ev.Data = r.join
 			default:

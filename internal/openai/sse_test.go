@@ -22,6 +22,9 @@ func readAll(src io.Reader) ([]plainEvent, error) {
 		if err != nil {
 			return out, err
 		}
+		if ev.DataAt >= 0 && string(ev.Raw[ev.DataAt:ev.DataAt+len(ev.Data)]) != string(ev.Data) {
+			return out, errors.New("DataAt does not point at the data")
+		}
 		out = append(out, plainEvent{string(ev.Raw), string(ev.Name), string(ev.Data)})
 	}
 }
