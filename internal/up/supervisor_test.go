@@ -19,9 +19,9 @@ import (
 )
 
 // The test binary is its own child: a first argument that starts with "child-"
-// says how it behaves.
+// says how it behaves; "serve" and "proxy" stand for the real commands.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && strings.HasPrefix(os.Args[1], "child-") {
+	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
 		os.Exit(child(os.Args[1]))
 	}
 	goleak.VerifyTestMain(m)
@@ -53,8 +53,9 @@ func child(mode string) int {
 		}
 	})
 	mux.HandleFunc("/crash", func(http.ResponseWriter, *http.Request) { close(crash) })
+	mux.HandleFunc("/v1/chat/completions", chat)
 	go http.Serve(l, mux) //nolint:errcheck // ends with the process
-	fmt.Printf("listening on http://%s\n", l.Addr())
+	fmt.Printf("%s\nlistening on http://%s\n", os.Args[1:], l.Addr())
 	for {
 		select {
 		case <-crash:
@@ -62,7 +63,7 @@ func child(mode string) int {
 			return 75
 		case <-term:
 			fmt.Println("got SIGTERM")
-			if mode == "child-serves" {
+			if mode != "child-stubborn" {
 				return 0
 			}
 		}
