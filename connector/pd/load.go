@@ -1,0 +1,231 @@
+package pd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/sluice-serving/sluice/connector"
+	"github.com/sluice-serving/sluice/connector/transport"
+	"github.com/sluice-serving/sluice/kvcache"
+)
+
+// load is one read of a request's blocks.
+type load struct {
+	w    *Worker
+	op   connector.Op
+	what *loadPayload
+}
+
+// startLoad gives a load its goroutine.
+func (w *Worker) startLoad(op *connector.Op, what *loadPayload) {
+	ctx, cancel := context.WithCancel(w.ctx)
+	if op.Timeout > 0 {
+		cancel()
+		ctx, cancel = context.WithTimeoutCause(w.ctx, op.Timeout, fmt.Errorf("load not finished within %v", op.Timeout))
+	}
+	w.mu.Lock()
+	if w.closed {
+		w.mu.Unlock()
+		cancel()
+		return
+	}
+	w.loads[op.Request] = cancel
+	w.mu.Unlock()
+	l := &load{w: w, op: *op, what: what}
+	w.wg.Go(func() {
+		defer cancel()
+		l.run(ctx)
+	})
+}
+
+// run reads, confirms, reports, and releases, whatever happens in between.
+func (l *load) run(ctx context.Context) {
+	begin := time.Now()
+	failed, all, err := l.transfer(ctx)
+	l.w.mu.Lock()
+	delete(l.w.loads, l.op.Request)
+	l.w.mu.Unlock()
+	t := Transfer{Peer: l.what.ref.peer.EngineID, Request: l.what.ref.name, Tokens: l.op.Tokens.Len(), Took: time.Since(begin)}
+	c := &l.w.counters
+	c.loads.Add(1)
+	if err != nil {
+		c.loadsFailed.Add(1)
+		l.w.cfg.Log.Warn("pd: load failed", "peer", t.Peer, "request", t.Request, "blocks", len(failed), "all", all, "error", err)
+		if all {
+			failed = nil
+		}
+		l.w.emit(connector.Event{Kind: connector.Failed, Request: l.op.Request, Blocks: failed, Err: err})
+	}
+	if !all {
+		t.Blocks, t.Bytes = l.amount(failed)
+		c.blocks.Add(uint64(t.Blocks))
+		c.bytes.Add(uint64(t.Bytes))
+	}
+	l.w.emit(connector.Event{Kind: connector.Received, Request: l.op.Request, Payload: t})
+	l.w.release(l.what.ref)
+}
+
+// amount counts the blocks that arrived.
+func (l *load) amount(failed []kvcache.BlockID) (blocks int, bytes int64) {
+	bad := make(map[kvcache.BlockID]bool, len(failed))
+	for _, b := range failed {
+		bad[b] = true
+	}
+	for g, list := range l.op.Blocks {
+		for _, b := range list {
+			if !bad[b] {
+				blocks++
+				bytes += int64(l.w.blockBytes(g))
+			}
+		}
+	}
+	return blocks, bytes
+}
+
+// blockBytes is what one block of a group occupies over all its regions.
+func (w *Worker) blockBytes(group int) int {
+	n := 0
+	for _, r := range w.id.Regions {
+		if r.Group == group {
+			n += r.BlockBytes
+		}
+	}
+	return n
+}
+
+// transfer returns the blocks that did not arrive, with the first cause. all
+// is true when none may be used.
+func (l *load) transfer(ctx context.Context) (failed []kvcache.BlockID, all bool, err error) {
+	if ours, theirs := len(l.w.id.Groups), l.what.groups; ours != theirs {
+		return nil, true, &MismatchError{"number of KV groups", fmt.Sprint(ours), fmt.Sprint(theirs), l.what.ref.peer.EngineID}
+	}
+	p := l.w.peer(l.what.ref.peer)
+	if p == nil {
+		return nil, true, errors.New("no room for another peer")
+	}
+	defer p.leave()
+	p.track(l.what.ref)
+	select {
+	case p.slots <- struct{}{}:
+		defer func() { <-p.slots }()
+	case <-ctx.Done():
+		return nil, true, context.Cause(ctx)
+	}
+	open, err := p.claim(ctx, l.what.ref)
+	if err != nil {
+		return nil, true, err
+	}
+	if len(open) != len(l.op.Blocks) {
+		return nil, true, fmt.Errorf("lease opens %d KV groups of %d", len(open), len(l.op.Blocks))
+	}
+	tp, regions, err := p.data(ctx)
+	if err != nil {
+		return nil, true, err
+	}
+	for g := range l.op.Blocks {
+		missing, readErr := l.read(ctx, tp, open[g], regions, g)
+		failed = append(failed, missing...)
+		if readErr != nil && err == nil {
+			err = readErr
+		}
+	}
+	if errors.Is(err, transport.ErrPeerRestarted) {
+		p.drop()
+	}
+	if ctx.Err() != nil {
+		return nil, true, errors.Join(context.Cause(ctx), err)
+	}
+	if broken := p.confirm(ctx, l.what.ref); broken != nil {
+		l.w.counters.broken.Add(1)
+		return nil, true, errors.Join(broken, err)
+	}
+	return failed, false, err
+}
+
+// read copies one group's blocks, all its tensors.
+func (l *load) read(ctx context.Context, tp transport.Peer, c transport.Capability, remote []transport.RegionID, g int) ([]kvcache.BlockID, error) {
+	var segs []transport.Segment
+	var owner []int // block of each segment, as index
+	blocks := l.op.Blocks[g]
+	var failed []kvcache.BlockID
+	var err error
+	for i, b := range blocks {
+		if l.what.remote[g][i] == kvcache.NullBlock {
+			failed = append(failed, b)
+			err = fmt.Errorf("peer holds no block for position %d of KV group %d", i, g)
+		}
+	}
+	for k, r := range l.w.id.Regions {
+		if r.Group != g {
+			continue
+		}
+		size := int64(r.BlockBytes)
+		for i, b := range blocks {
+			from := l.what.remote[g][i]
+			if from == kvcache.NullBlock {
+				continue
+			}
+			segs = append(segs, transport.Segment{
+				Local: r.Memory.Region, Remote: remote[k], LocalOffset: int64(b) * size, RemoteOffset: int64(from) * size, Length: size,
+			})
+			owner = append(owner, i)
+		}
+	}
+	readErr := tp.Read(ctx, c, segs)
+	bad := make([]bool, len(blocks))
+	for _, s := range transport.FailedSegments(readErr, len(segs)) {
+		if i := owner[s]; !bad[i] {
+			bad[i] = true
+			failed = append(failed, blocks[i])
+		}
+	}
+	if readErr != nil {
+		err = readErr
+	}
+	return failed, err
+}
+
+// claim renews a lease and returns what it opens, per KV group.
+func (p *peer) claim(ctx context.Context, r ref) ([]transport.Capability, error) {
+	rep, err := p.call(ctx, &request{Verb: verbRenew, Leases: []leaseRef{{r.name, r.lease}}})
+	if err != nil {
+		return nil, err
+	}
+	if !rep.Leases[0].Held {
+		return nil, fmt.Errorf("%w: %s no longer holds the blocks of %s", ErrLeaseBroken, p.ep.EngineID, r.name)
+	}
+	return rep.Leases[0].Open, nil
+}
+
+// confirm asks whether a lease was unbroken until now.
+func (p *peer) confirm(ctx context.Context, r ref) error {
+	rep, err := p.call(ctx, &request{Verb: verbConfirm, Leases: []leaseRef{{r.name, r.lease}}})
+	if err != nil {
+		return fmt.Errorf("%w: %s cannot confirm it: %w", ErrLeaseBroken, p.ep.EngineID, err)
+	}
+	if !rep.Leases[0].Held {
+		return fmt.Errorf("%w: it ended while the blocks of %s were read", ErrLeaseBroken, r.name)
+	}
+	return nil
+}
+
+// data returns the transport of the session and the peer's regions.
+func (p *peer) data(ctx context.Context) (transport.Peer, []transport.RegionID, error) {
+	if err := p.acquire(ctx); err != nil {
+		return nil, nil, err
+	}
+	defer p.yield()
+	if err := p.open(ctx); err != nil {
+		return nil, nil, err
+	}
+	return p.session.tp, p.session.regions, nil
+}
+
+// drop forgets the session, so that the next use shakes hands again.
+func (p *peer) drop() {
+	p.turn <- struct{}{}
+	defer p.yield()
+	p.session.close()
+}
