@@ -127,29 +127,35 @@ const block = 16
 type ints = *[block]int32
 
 // narrow looks at a block of rows of a deployment without speculation. odd is 0
-// if all are decodes of one token or tails of one token; tails is then 0 if
-// none is a tail.
-func narrow(s8, d8, ph8, c8, p8 ints) (odd, tails int32) {
+// if all are decodes of one token or tails of one token; prefilling is negative
+// if there are tails among them.
+func narrow(s8, d8, ph8, c8, p8 ints) (odd, prefilling int32) {
 	for i, s := range s8 {
 		c, p := c8[i], p8[i]
-		tails |= c - p
+		prefilling |= c - p
 		odd |= (s ^ 1) | d8[i] | ph8[i] | ((c-1)|p)>>31
 	}
-	return odd, tails >> 31
+	return odd, prefilling
 }
 
 // wide looks at a block of rows of a deployment with k drafts. odd is 0 if all
-// are decodes or tails padded to k drafts; tails is then 0 if none is a tail,
-// and short is 0 if all have full drafts.
-func wide(s8, d8, ph8, c8, p8 ints, k int32) (odd, tails, short int32) {
+// are decodes of full width or tails padded to it; prefilling is negative if
+// there are tails among them.
+func wide(s8, d8, ph8, c8, p8 ints, k int32) (odd, prefilling int32) {
+	var negative int32
 	for i, s := range s8 {
-		d, ph, c, p := d8[i], ph8[i], c8[i], p8[i]
-		prefilling := (c - p) >> 31
-		short |= d ^ k
-		tails |= prefilling
-		odd |= (s - d) ^ 1 | ((d-ph)|ph|(c-1)|p)>>31 | prefilling&((d^k)|(ph^d)|(p-c-1))
+		ph, c, p := ph8[i], c8[i], p8[i]
+		prefilling |= c - p
+		negative |= (k - ph) | ph | (c - 1) | p
+		odd |= ((s - 1) ^ k) | (d8[i] ^ k)
 	}
-	return odd, tails, short
+	odd |= negative >> 31
+	if odd == 0 && prefilling < 0 {
+		for i, c := range c8 {
+			odd |= (c - p8[i]) >> 31 & ((ph8[i] ^ k) | (p8[i] - c - 1))
+		}
+	}
+	return odd, prefilling
 }
 
 // Sets of verdicts, one bit each.
@@ -158,7 +164,9 @@ const (
 	malformedSet = 1<<MalformedNumbers | 1<<MalformedPrefill | 1<<MalformedNewTokens
 	// impossibleSet rows cannot be run in any mode.
 	impossibleSet = malformedSet &^ (1 << MalformedNewTokens)
-	tailSet       = 1<<TailOneToken | 1<<TailPadded | 1<<TailDrafted
+	plainTailSet  = 1 << TailOneToken
+	paddedTailSet = 1<<TailPadded | 1<<TailDrafted
+	tailSet       = plainTailSet | paddedTailSet
 	prefillSet    = 1<<numVerdicts - 1 - asDecodeSet - malformedSet
 )
 
@@ -175,30 +183,36 @@ func (d *Dispatcher) Classify(rows Rows, step Step, verdicts []RowVerdict) Batch
 		x           = &d.rows
 		seen        uint32
 		mixed       int32
+
+		blockTails, plainTails, paddedTails int32
 	)
 	i := 0
 	for ; i+block <= n; i += block {
 		s8, d8, ph8, c8, p8 := ints(ss[i:]), ints(ds[i:]), ints(phs[i:]), ints(cs[i:]), ints(ps[i:])
-		var odd, tails, short int32
+		var odd, prefilling int32
 		switch {
 		case x.irregular:
 			odd = 1
 		case x.k == 0:
-			odd, tails = narrow(s8, d8, ph8, c8, p8)
+			odd, prefilling = narrow(s8, d8, ph8, c8, p8)
 		default:
-			odd, tails, short = wide(s8, d8, ph8, c8, p8, x.k)
+			odd, prefilling = wide(s8, d8, ph8, c8, p8, x.k)
 		}
-		mixed |= odd | short
+		mixed |= odd
 		switch {
 		case odd != 0:
 			for j := range block {
 				v := x.row(s8[j], d8[j], ph8[j], c8[j], p8[j])
 				out[i+j] = v
 				seen |= 1 << (v & 31)
+				plainTails += plainTailSet >> v & 1
+				paddedTails += paddedTailSet >> v & 1
 			}
-		case tails != 0:
+		case prefilling < 0:
 			for j, c := range c8 {
-				out[i+j] = RowVerdict((c-p8[j])>>31) & x.tail
+				tail := (c - p8[j]) >> 31
+				out[i+j] = RowVerdict(tail) & x.tail
+				blockTails -= tail
 			}
 			seen |= 1<<Decode | 1<<x.tail
 		default:
@@ -210,6 +224,8 @@ func (d *Dispatcher) Classify(rows Rows, step Step, verdicts []RowVerdict) Batch
 		v := x.row(ss[i], ds[i], phs[i], cs[i], ps[i])
 		out[i] = v
 		seen |= 1 << (v & 31)
+		plainTails += plainTailSet >> v & 1
+		paddedTails += paddedTailSet >> v & 1
 		mixed |= ss[i] ^ x.width
 	}
 	q, total, differ := x.width, int64(x.width)*int64(n), int32(0)
@@ -253,16 +269,15 @@ func (d *Dispatcher) Classify(rows Rows, step Step, verdicts []RowVerdict) Batch
 	if seen&^uint32(1<<Decode|1<<DecodeByShape) == 0 {
 		b.Bound = q
 	}
-	if seen&tailSet != 0 {
-		for _, v := range out {
-			switch v {
-			case TailOneToken:
-				b.Tails++
-			case TailPadded, TailDrafted:
-				b.Tails++
-				b.PaddedTails++
-			}
-		}
+	if 1<<x.tail&tailSet == 0 {
+		blockTails = 0 // what looks like a tail is none under this policy
+	}
+	if x.k > 0 {
+		paddedTails += blockTails
+	}
+	b.Tails, b.PaddedTails = plainTails+paddedTails, paddedTails
+	if x.k == 0 {
+		b.Tails += blockTails
 	}
 	if step.RankTokens > 0 && d.pcp > 1 {
 		b.Tokens = step.RankTokens

@@ -184,11 +184,46 @@ func (d *Dispatcher) Dummy(reqs, tokens, maxQuery int32, step Step) Batch {
 	return b
 }
 
-// Select chooses the graph for a batch.
-func (d *Dispatcher) Select(b Batch) Decision { return d.choose(b, b.Tokens, b.Uniform, b.Bound, Full) }
+// ModeSet is a set of runtime modes.
+type ModeSet uint8
 
-// choose looks for the smallest graph that holds the batch, no mode above most.
-func (d *Dispatcher) choose(b Batch, tokens, uniform, bound int32, most Mode) Decision {
+// Modes builds a set.
+func Modes(modes ...Mode) ModeSet {
+	var s ModeSet
+	for _, m := range modes {
+		s |= 1 << m
+	}
+	return s
+}
+
+// AllModes allows every mode.
+const AllModes ModeSet = 1<<None | 1<<Piecewise | 1<<Full
+
+// Has reports whether m is in the set.
+func (s ModeSet) Has(m Mode) bool { return s>>m&1 != 0 }
+
+// Without returns the set without m.
+func (s ModeSet) Without(m Mode) ModeSet { return s &^ (1 << m) }
+
+// atMost is the set of modes up to m.
+func atMost(m Mode) ModeSet { return 1<<(m+1) - 1 }
+
+// Select chooses the graph for a batch.
+func (d *Dispatcher) Select(b Batch) Decision {
+	return d.choose(b, b.Tokens, b.Uniform, b.Bound, AllModes)
+}
+
+// SelectAmong chooses among the allowed modes; NONE is what remains when no
+// other one is possible. An empty set is a broken invariant of the caller.
+func (d *Dispatcher) SelectAmong(b Batch, allowed ModeSet) Decision {
+	if allowed&AllModes == 0 {
+		panic("graphs: no mode is allowed")
+	}
+	return d.choose(b, b.Tokens, b.Uniform, b.Bound, allowed)
+}
+
+// choose looks for the smallest graph of an allowed mode that holds the batch.
+func (d *Dispatcher) choose(b Batch, tokens, uniform, bound int32, allowed ModeSet) Decision {
 	dec := Decision{
 		Reason: b.Obstacle, Tokens: b.Tokens, Reqs: b.Reqs, PaddedTokens: b.Tokens, PaddedReqs: b.Reqs,
 		KeyID: NoKey, Tails: b.Tails, PaddedTails: b.PaddedTails,
@@ -211,10 +246,12 @@ func (d *Dispatcher) choose(b Batch, tokens, uniform, bound int32, most Mode) De
 		dec.Reason = ReasonLoRACase
 	default:
 		id, why := NoKey, b.Obstacle
-		if most == Full {
+		if allowed.Has(Full) {
 			id, why = d.full(b, tokens, uniform, bound, lora)
+		} else if why == ReasonFull {
+			why = ReasonModeConfig
 		}
-		if id == NoKey && most >= Piecewise {
+		if id == NoKey && allowed.Has(Piecewise) {
 			id = d.piecewise[lora].at(tokens)
 		}
 		dec.Reason = why
