@@ -35,3 +35,6 @@ func peakMemory(pid int) int64 {
 	}
 	return 0
 }
+
+// OwnPeakMemory is the largest resident size in bytes that this process has had.
+func OwnPeakMemory() int64 { return peakMemory(os.Getpid()) }

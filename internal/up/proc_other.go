@@ -12,3 +12,6 @@ func ownGroup() *syscall.SysProcAttr {
 
 // peakMemory is not known on this system.
 func peakMemory(int) int64 { return 0 }
+
+// OwnPeakMemory is not known on this system.
+func OwnPeakMemory() int64 { return 0 }

@@ -20,7 +20,7 @@ const good = `{"event":"route","request_id":"a-t0","session":"a","route":"pd","d
 {"event":"admit","request_id":"a-t1-local","rank":1,"route":"append","prompt_tokens":60,"cached_tokens":48}
 {"event":"finish","request_id":"a-t1-local","output_tokens":4,"finish_reason":"length"}
 
-{"event":"route","request_id":"a-t2","session":"a","route":"fallback","decoder":"h:1","rank":1,"reason":"refused:no_prefix","legs":[{"leg":"local","request_id":"a-t2-local","status":412,"output":0,"ms":2.5},{"leg":"p","request_id":"a-t2-p","status":200,"output":1},{"leg":"d","request_id":"a-t2-d","status":200,"output":4}]}
+{"event":"route","request_id":"a-t2","session":"a","route":"fallback","decoder":"h:1","rank":1,"reason":"refused:no_prefix","fallback_ms":2.5,"legs":[{"leg":"local","request_id":"a-t2-local","status":412,"output":0},{"leg":"p","request_id":"a-t2-p","status":200,"output":1},{"leg":"d","request_id":"a-t2-d","status":200,"output":4}]}
 {"event":"refuse","request_id":"a-t2-local","rank":1,"reason":"no_prefix","prompt_tokens":80,"cached_tokens":0}
 {"event":"kv_read","request_id":"a-t2-d","rank":1,"blocks":5,"bytes":500,"peer":"p"}
 {"event":"admit","request_id":"a-t2-d","rank":1,"route":"remote","prompt_tokens":80,"cached_tokens":0}
@@ -43,11 +43,7 @@ func TestRowsThatHoldTogether(t *testing.T) {
 	require.Equal(t, 48, rs[1].Admission.CachedTokens)
 	require.True(t, rs[2].Fallback())
 	require.Equal(t, "no_prefix", rs[2].Refusal.Reason)
-	ms, ok := rs[2].FallbackCost()
-	require.True(t, ok)
-	require.InDelta(t, 2.5, ms, 0)
-	_, ok = rs[1].FallbackCost()
-	require.False(t, ok)
+	require.InDelta(t, 2.5, rs[2].FallbackMs, 0)
 
 	var out bytes.Buffer
 	require.NoError(t, Write(&out, rs))
@@ -68,6 +64,7 @@ func TestEveryContradictionIsFound(t *testing.T) {
 		"reasons differ":       {`"refused:no_prefix"`, `"refused:busy"`, `noted "refused:busy"`},
 		"admitted and refused": {`"request_id":"a-t1-local","rank"`, `"request_id":"a-t2-local","rank"`, "a-t2: the refused attempt was admitted"},
 		"two fallbacks":        {`{"leg":"p","request_id":"a-t2-p"`, `{"leg":"p","request_id":"q"},{"leg":"p","request_id":"a-t2-p"`, "2 p legs"},
+		"failed read":          {`"bytes":500`, `"error":"lease lost","bytes":500`, "lease lost"},
 		"bytes":                {`"bytes":500`, `"bytes":501`, "501 bytes were read for 5 blocks"},
 		"hit that went to P":   {`"leg":"local","request_id":"a-t1-local"`, `"leg":"p","request_id":"a-t1-local"`, "1 p legs, not 0"},
 		"unknown route":        {`"route":"local","decoder"`, `"route":"teleport","decoder"`, "teleport"},

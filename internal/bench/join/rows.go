@@ -19,6 +19,8 @@ type Row struct {
 	Rank     int    `json:"rank"`
 	Attempts []Leg  `json:"legs"`
 
+	FallbackMs float64 `json:"fallback_ms,omitempty"` // what the refused attempt cost
+
 	Admission *Admit  `json:"admission"` // on the Decoder, of the leg that answered
 	Refusal   *Refuse `json:"refusal"`   // of the local attempt
 	Read      *KVRead `json:"kv_read"`   // from the Prefiller, of the leg that answered
@@ -44,7 +46,7 @@ func (t *Traces) Rows(requests []string, followUp func(id string) bool) []Row {
 		row := Row{RequestID: id, FollowUp: followUp(id), legs: make(map[string][]leg)}
 		if r := byID[id]; r != nil {
 			row.Session, row.Route, row.Reason = r.Session, r.Route, r.Reason
-			row.Decoder, row.Rank, row.Attempts = r.Decoder, r.Rank, r.Legs
+			row.Decoder, row.Rank, row.Attempts, row.FallbackMs = r.Decoder, r.Rank, r.Legs, r.FallbackMs
 			for _, l := range r.Legs {
 				row.legs[l.Leg] = append(row.legs[l.Leg], leg{Leg: l, engine: t.Engines[l.RequestID]})
 			}
@@ -87,14 +89,6 @@ func (r *Row) Hit() bool { return r.Route == RouteLocal }
 // Fallback reports whether a local attempt was refused and the request went
 // through the Prefiller.
 func (r *Row) Fallback() bool { return r.Route == RouteFallback }
-
-// FallbackCost is the time in milliseconds that the refused attempt took.
-func (r *Row) FallbackCost() (float64, bool) {
-	if l := r.one(LegLocal); r.Fallback() && l != nil {
-		return l.Ms, true
-	}
-	return 0, false
-}
 
 // Write writes the rows as one JSON object a line.
 func Write(dst io.Writer, rows []Row) error {
@@ -268,6 +262,9 @@ func (c *checker) reads() {
 				continue
 			}
 			for _, r := range l.engine.Reads {
+				if r.Failed != "" {
+					c.failf("a KV read from %s failed: %s", r.Peer, r.Failed)
+				}
 				if r.Bytes != int64(r.Blocks)*c.want.BytesPerBlock {
 					c.failf("%d bytes were read for %d blocks of %d bytes", r.Bytes, r.Blocks, c.want.BytesPerBlock)
 				}

@@ -28,11 +28,10 @@ const (
 
 // Leg is one request that the proxy sent to a backend.
 type Leg struct {
-	Leg       string  `json:"leg"`
-	RequestID string  `json:"request_id"`
-	Status    int     `json:"status"` // HTTP status, 0 when none came
-	Output    int     `json:"output"` // output events or tokens that were passed on
-	Ms        float64 `json:"ms"`     // from sending to the end of the leg, or to its refusal
+	Leg       string `json:"leg"`
+	RequestID string `json:"request_id"`
+	Status    int    `json:"status"` // HTTP status, 0 when none came
+	Output    int    `json:"output"` // output tokens or events that were passed on
 }
 
 // Route is a proxy's line about one client request.
@@ -44,6 +43,8 @@ type Route struct {
 	Rank      int    `json:"rank"`
 	Reason    string `json:"reason"`
 	Legs      []Leg  `json:"legs"`
+
+	FallbackMs float64 `json:"fallback_ms"` // from the start of the refused attempt to its refusal; 0 without one
 }
 
 // Admit is a scheduler's admission of a request.
@@ -68,6 +69,7 @@ type KVRead struct {
 	Blocks int    `json:"blocks"`
 	Bytes  int64  `json:"bytes"`
 	Peer   string `json:"peer"`
+	Failed string `json:"error,omitempty"`
 }
 
 // Finish is the end of a request in an engine.

@@ -160,7 +160,7 @@ func (r *run) session(ctx context.Context, s *workload.Session) ([]measure.Recor
 		if err := r.send(ctx, s, turn, &h, rec); err != nil {
 			return nil, err
 		}
-		if rec.Error == "" {
+		if rec.Error == "" && j+1 < len(s.Turns) {
 			if err := h.reply(rec); err != nil {
 				rec.Error = err.Error()
 			}

@@ -79,6 +79,8 @@ type Summary struct {
 	TTFT Spread `json:"ttft_s"`  // seconds
 	TPOT Spread `json:"tpot_ms"` // milliseconds
 	ITL  Spread `json:"itl_ms"`  // milliseconds
+
+	FirstError string `json:"first_error,omitempty"` // of the first request that failed
 }
 
 // Summarize computes the figures of a run from the records of all its requests.
@@ -89,6 +91,9 @@ func Summarize(records []Record) Summary {
 	for i := range records {
 		r := &records[i]
 		s.Requests++
+		if r.Error != "" && s.FirstError == "" {
+			s.FirstError = r.RequestID + ": " + r.Error
+		}
 		if r.Valid() {
 			s.Valid++
 		}

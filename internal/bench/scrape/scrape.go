@@ -95,6 +95,17 @@ func (p Page) Sum(name string, want map[string]string) float64 {
 	return sum
 }
 
+// Max is the largest sample of a metric; 0 when the page lacks it.
+func (p Page) Max(name string) float64 {
+	largest := 0.0
+	for i, s := range p[name] {
+		if i == 0 || s.Value > largest {
+			largest = s.Value
+		}
+	}
+	return largest
+}
+
 // By adds the samples of a metric for each value of one label.
 func (p Page) By(name, label string, want map[string]string) map[string]float64 {
 	out := make(map[string]float64)

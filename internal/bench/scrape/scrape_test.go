@@ -36,6 +36,8 @@ func TestSumsOverSeriesAndLabels(t *testing.T) {
 	require.InDelta(t, 7, p.Sum("vllm:num_requests_waiting", nil), 0)
 	require.InDelta(t, 4, p.Sum("vllm:num_requests_waiting", map[string]string{"engine": "1"}), 0)
 	require.InDelta(t, 0, p.Sum("absent", nil), 0)
+	require.InDelta(t, 4, p.Max("vllm:num_requests_waiting"), 0)
+	require.InDelta(t, 0, p.Max("absent"), 0)
 	require.Equal(t, map[string]float64{"FULL": 90, "NONE": 10}, p.By("sluice_graph_steps_total", "mode", nil))
 	require.Equal(t, map[string]float64{"prefill": 10}, p.By("sluice_graph_steps_total", "reason", map[string]string{"mode": "NONE"}))
 	require.Equal(t, map[string]float64{"a": 2}, Minus(map[string]float64{"a": 3, "b": 1}, map[string]float64{"a": 1, "b": 1}))

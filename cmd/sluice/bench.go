@@ -1,0 +1,249 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-serving/sluice/internal/bench"
+	"github.com/sluice-serving/sluice/internal/bench/demo"
+	"github.com/sluice-serving/sluice/internal/bench/load"
+	"github.com/sluice-serving/sluice/internal/bench/workload"
+)
+
+const (
+	presetDemo      = "append-prefill-demo"
+	datasetSessions = "sessions"
+	datasetRandom   = "random"
+)
+
+// benchFlags are the flags of `sluice bench` as they are written.
+type benchFlags struct {
+	preset, dir string
+	port        int
+
+	url, model, apiKey, endpoint, salt, watch, jsonOut string
+	timeout                                            time.Duration
+	concurrency, repeat                                int
+	ignoreEOS, noTokenIDs, records                     bool
+
+	dataset, file, save, first, next, vocab, system string
+	seed                                            uint64
+	sessions, turns, maxTokens                      int
+	arrival, think                                  time.Duration
+	requests, inputLen, outputLen                   int
+	rate                                            float64
+}
+
+func newBenchCmd() *cobra.Command {
+	b := new(benchFlags)
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Replay a frozen workload against an OpenAI-compatible server, or run a preset comparison",
+		Long: "Without a preset, sends a workload to --url: conversations whose later turns carry the replies\n" +
+			"that really came (--dataset sessions), independent requests of fixed lengths (--dataset random),\n" +
+			"or a workload file. With --preset " + presetDemo + ", starts a cluster on this machine and\n" +
+			"compares ordinary P/D with append-prefill; a check that fails makes the exit status 1.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return b.run(cmd) },
+	}
+	f := cmd.Flags()
+	f.StringVar(&b.preset, "preset", "", "run a whole comparison: "+presetDemo)
+	f.StringVar(&b.dir, "dir", "run/"+presetDemo, "with a preset: folder for report, join file, logs and traces")
+	f.IntVar(&b.port, "port", 9000, "with a preset: port of the proxy")
+
+	f.StringVar(&b.url, "url", "", "base address of the server, such as http://127.0.0.1:9000")
+	f.StringVar(&b.model, "model", "", "model that requests name (empty: the first that the server lists)")
+	f.StringVar(&b.apiKey, "api-key", "", "bearer token (empty: $OPENAI_API_KEY)")
+	f.StringVar(&b.endpoint, "endpoint", "", "chat or completions (default: chat for sessions, completions for random)")
+	f.StringVar(&b.salt, "cache-salt", "", "namespace of the server's prefix cache")
+	f.StringVar(&b.watch, "watch", "", "metrics page whose waiting requests are watched, such as http://127.0.0.1:8100/metrics")
+	f.StringVar(&b.jsonOut, "json", "", "write the result to this file; - is standard output")
+	f.BoolVar(&b.records, "records", false, "keep a record of every request in the JSON")
+	f.DurationVar(&b.timeout, "timeout", 10*time.Minute, "limit of one request (0: none)")
+	f.IntVar(&b.concurrency, "max-concurrency", 0, "requests in flight (0: no limit)")
+	f.IntVar(&b.repeat, "repeat", 1, "number of runs; medians are reported")
+	f.BoolVar(&b.ignoreEOS, "ignore-eos", false, "every answer has its full length")
+	f.BoolVar(&b.noTokenIDs, "no-token-ids", false, "do not ask for token ids, for servers that refuse return_token_ids")
+
+	f.StringVar(&b.dataset, "dataset", datasetSessions, "sessions or random")
+	f.StringVar(&b.file, "workload", "", "replay this workload file instead of generating one")
+	f.StringVar(&b.save, "save-workload", "", "write the generated workload to this file")
+	f.Uint64Var(&b.seed, "seed", 1, "seed of the generated workload")
+	f.StringVar(&b.vocab, "token-range", workload.TokenRange.String(), "ids of generated tokens, low-high")
+	f.IntVar(&b.sessions, "sessions", 24, "sessions: how many")
+	f.IntVar(&b.turns, "turns", 3, "sessions: turns of each")
+	f.StringVar(&b.first, "first-len", "400-480", "sessions: length of the first input, low-high, in characters or tokens")
+	f.StringVar(&b.next, "next-len", "30-60", "sessions: length of later inputs, low-high")
+	f.StringVar(&b.system, "system", "", "sessions: system prompt of every chat")
+	f.DurationVar(&b.arrival, "arrival", 6*time.Second, "sessions: window over which they arrive")
+	f.DurationVar(&b.think, "think", 500*time.Millisecond, "sessions: pause before a follow-up")
+	f.IntVar(&b.maxTokens, "max-tokens", 32, "sessions: output limit of a turn")
+	f.IntVar(&b.requests, "num-prompts", 100, "random: number of requests")
+	f.IntVar(&b.inputLen, "input-len", 1024, "random: tokens (or characters) of a prompt")
+	f.IntVar(&b.outputLen, "output-len", 128, "random: output limit in tokens")
+	f.Float64Var(&b.rate, "request-rate", math.Inf(1), "random: requests a second (inf: all at once)")
+	cmd.MarkFlagsMutuallyExclusive("preset", "url")
+	cmd.MarkFlagsOneRequired("preset", "url")
+	return cmd
+}
+
+func (b *benchFlags) run(cmd *cobra.Command) error {
+	if b.preset != "" {
+		return b.runPreset(cmd)
+	}
+	client := load.NewHTTPClient()
+	defer client.CloseIdleConnections()
+	o, err := b.options()
+	if err != nil {
+		return err
+	}
+	o.Load.Server.Client = client
+	out := cmd.OutOrStdout()
+	if b.jsonOut == "-" {
+		out = cmd.ErrOrStderr()
+	}
+	res, err := bench.Run(cmd.Context(), *o, out)
+	if err != nil {
+		return err
+	}
+	if err := b.writeResult(cmd.OutOrStdout(), res); err != nil {
+		return err
+	}
+	if n := res.Invalid(); n > 0 {
+		return fmt.Errorf("%d requests had no valid answer", n)
+	}
+	return nil
+}
+
+func (b *benchFlags) writeResult(stdout io.Writer, res *bench.Result) error {
+	switch b.jsonOut {
+	case "":
+		return nil
+	case "-":
+		return res.Write(stdout)
+	}
+	return res.WriteFile(b.jsonOut)
+}
+
+func (b *benchFlags) runPreset(cmd *cobra.Command) error {
+	if b.preset != presetDemo {
+		return fmt.Errorf("unknown preset %q; there is %s", b.preset, presetDemo)
+	}
+	p := demo.Default()
+	p.Dir, p.Cluster.Port = b.dir, b.port
+	report, err := demo.Run(cmd.Context(), p, cmd.OutOrStdout())
+	if err != nil {
+		return err
+	}
+	if failed := report.Failed(); len(failed) > 0 {
+		names := make([]string, 0, len(failed))
+		for _, c := range failed {
+			names = append(names, c.Name)
+		}
+		return fmt.Errorf("%d checks failed: %s", len(failed), strings.Join(names, ", "))
+	}
+	return nil
+}
+
+func (b *benchFlags) options() (*bench.Options, error) {
+	if b.apiKey == "" {
+		b.apiKey = os.Getenv("OPENAI_API_KEY")
+	}
+	o := &bench.Options{Repeat: b.repeat, Records: b.records, Watch: b.watch, Load: load.Config{
+		Server: load.Server{URL: b.url, Model: b.model, APIKey: b.apiKey}, CacheSalt: b.salt, Timeout: b.timeout, MaxConcurrency: b.concurrency,
+	}}
+	if b.ignoreEOS {
+		o.Load.EOS = load.IgnoreEOS
+	}
+	if b.noTokenIDs {
+		o.Load.TokenIDs = load.WithoutTokenIDs
+	}
+	if b.endpoint == "" {
+		b.endpoint = load.Chat.String()
+		if b.dataset == datasetRandom {
+			b.endpoint = load.Completions.String()
+		}
+	}
+	var err error
+	if o.Load.Endpoint, err = load.ParseEndpoint(b.endpoint); err != nil {
+		return nil, err
+	}
+	if o.Workload, err = b.workload(o.Load.Endpoint); err != nil {
+		return nil, err
+	}
+	if b.save != "" {
+		if err := writeWorkload(b.save, o.Workload); err != nil {
+			return nil, err
+		}
+	}
+	return o, nil
+}
+
+func writeWorkload(path string, w *workload.Workload) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(w.Write(f), f.Close())
+}
+
+func (b *benchFlags) workload(e load.Endpoint) (*workload.Workload, error) {
+	if b.file != "" {
+		f, err := os.Open(b.file)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		return workload.Read(f)
+	}
+	content := workload.Text
+	if e == load.Completions {
+		content = workload.Tokens
+	}
+	vocab, err := parseRange("token-range", b.vocab)
+	if err != nil {
+		return nil, err
+	}
+	switch b.dataset {
+	case datasetRandom:
+		return (&workload.RandomPrompts{
+			Seed: b.seed, Content: content, Requests: b.requests, InputLen: b.inputLen, OutputLen: b.outputLen, Rate: b.rate, Vocab: vocab,
+		}).Generate()
+	case datasetSessions:
+		first, err := parseRange("first-len", b.first)
+		if err != nil {
+			return nil, err
+		}
+		next, err := parseRange("next-len", b.next)
+		if err != nil {
+			return nil, err
+		}
+		return (&workload.Conversations{
+			Name: datasetSessions, Seed: b.seed, Content: content, Sessions: b.sessions, Turns: b.turns, First: first, Next: next,
+			Vocab: vocab, System: b.system, Arrival: b.arrival, Think: b.think, MaxTokens: b.maxTokens,
+		}).Generate()
+	}
+	return nil, fmt.Errorf("dataset %q is neither %s nor %s", b.dataset, datasetSessions, datasetRandom)
+}
+
+// parseRange reads "low-high", or one number for both.
+func parseRange(flag, s string) (workload.Range, error) {
+	low, high, two := strings.Cut(s, "-")
+	if !two {
+		high = low
+	}
+	a, errA := strconv.Atoi(low)
+	z, errZ := strconv.Atoi(high)
+	if errA != nil || errZ != nil {
+		return workload.Range{}, fmt.Errorf("--%s %q is not of the form low-high", flag, s)
+	}
+	return workload.Range{Low: a, High: z}, nil
+}

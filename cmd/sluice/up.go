@@ -1,0 +1,41 @@
+package main
+
+import (
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-serving/sluice/internal/up"
+)
+
+func newUpCmd() *cobra.Command {
+	o := up.Options{
+		Model: "builtin",
+		Cluster: up.Cluster{
+			Prefiller: up.Engine{MaxLen: 4096},
+			Decoder:   up.Engine{MaxLen: 4096},
+		},
+	}
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Start a Prefiller, a Decoder and the proxy on this machine and keep them up",
+		Long: "Starts one Prefiller, one Decoder and the proxy as processes of this executable on the\n" +
+			"loopback interface, waits until they are ready, has one turn of a conversation with them and\n" +
+			"prints two curl commands that continue it. Ctrl-C ends every process.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.Cluster.TraceDir = o.Dir
+			return up.Run(cmd.Context(), o, cmd.OutOrStdout())
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&o.Cluster.Port, "port", 9000, "port of the proxy")
+	f.IntVar(&o.Cluster.Decoder.Ranks, "decoder-dp-size", 2, "DP ranks of the Decoder")
+	f.IntVar(&o.Cluster.Decoder.Blocks, "decoder-kv-blocks", 0, "KV blocks of each Decoder rank (0: the engine's default)")
+	f.IntVar(&o.Cluster.Prefiller.Blocks, "prefiller-kv-blocks", 0, "KV blocks of the Prefiller (0: the engine's default)")
+	f.StringVar(&o.Cluster.Device, "device", "host", "device of both engines")
+	f.StringVar(&o.Dir, "dir", "run/up", "folder for logs, trace files and request.json")
+	f.DurationVar(&o.Config.ReadyTimeout, "ready-timeout", up.DefaultReadyTimeout, "how long a process may take to become ready")
+	f.DurationVar(&o.Config.Grace, "grace", 15*time.Second, "how long a process may take to end before it is killed")
+	return cmd
+}

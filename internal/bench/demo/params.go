@@ -1,0 +1,65 @@
+package demo
+
+import (
+	"time"
+
+	"github.com/sluice-serving/sluice/internal/bench/workload"
+	"github.com/sluice-serving/sluice/internal/up"
+)
+
+// Params says what is run and what must come out.
+type Params struct {
+	Conversations workload.Conversations
+	Cluster       up.Cluster
+	Alone         up.Engine // the engine without any cache
+	Dir           string    // for logs, traces, the join files and the report
+	Model         string    // that requests name
+
+	HitShare     float64 // least share of follow-ups that must hit
+	MinFallbacks int
+	MaxMemory    int64 // bytes of all processes together
+}
+
+// Default is the run of `make run`: sized so that the Prefiller is the
+// bottleneck, and that a session that pauses for long finds its KV evicted.
+func Default() Params {
+	return Params{
+		Conversations: workload.Conversations{
+			Name: "append-prefill-demo", Seed: 20261123, Content: workload.Text,
+			Sessions: 24, Turns: 3, First: workload.Range{Low: 400, High: 480}, Next: workload.Range{Low: 30, High: 60},
+			Arrival: 6 * time.Second, Think: 200 * time.Millisecond, MaxTokens: 32,
+			LongPauses: 6, LongPause: 5 * time.Second, LongTurn: 2,
+		},
+		Cluster: up.Cluster{
+			Port:      9000,
+			Prefiller: up.Engine{Caching: up.NoCaching, MaxSeqs: 1, StepLimit: 512, MaxLen: 2048, Workers: 1},
+			Decoder:   up.Engine{Ranks: 2, Blocks: 320, MaxSeqs: 16, StepLimit: 256, MaxLen: 2048, Workers: 1},
+		},
+		Alone:        up.Engine{Caching: up.NoCaching, MaxSeqs: 16, StepLimit: 512, MaxLen: 2048},
+		Model:        "builtin",
+		HitShare:     0.6,
+		MinFallbacks: 2,
+		MaxMemory:    1 << 30,
+	}
+}
+
+// arm is one run of the workload.
+type arm struct {
+	name      string
+	title     string
+	routing   up.Routing
+	prefiller up.Caching
+}
+
+// The arms in the order in which they run. The first is the baseline.
+var arms = []arm{
+	{"pd", "ordinary P/D", up.OrdinaryPD, up.NoCaching},
+	{"append", "append-prefill", up.AppendPrefill, up.NoCaching},
+	{"pd_p_cache", "P/D, P reuses prefixes", up.OrdinaryPD, up.PrefixCaching},
+}
+
+// The places of the arms that are compared.
+const (
+	baseline = 0
+	feature  = 1
+)
