@@ -1,0 +1,144 @@
+package host
+
+import (
+	"runtime"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+)
+
+// mark is one reached-or-not position: a record of an event or a launch of a graph.
+type mark struct {
+	reached chan struct{}
+	at      time.Time // set before reached is closed
+}
+
+func newMark() *mark { return &mark{reached: make(chan struct{})} }
+
+func (m *mark) reach() {
+	m.at = time.Now()
+	close(m.reached)
+}
+
+func (m *mark) done() bool {
+	select {
+	case <-m.reached:
+		return true
+	default:
+		return false
+	}
+}
+
+// eventState is what command records lead to; event is the caller's handle.
+type eventState struct {
+	kind ascendrt.EventKind
+	mu   sync.Mutex
+	last *mark // of the latest submitted record, nil if there was none
+}
+
+func (e *eventState) record() *mark {
+	m := newMark()
+	e.mu.Lock()
+	e.last = m
+	e.mu.Unlock()
+	return m
+}
+
+func (e *eventState) latest() *mark {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.last
+}
+
+type event struct {
+	d       *device
+	state   *eventState
+	ref     ascendrt.Ref
+	cleanup runtime.Cleanup
+}
+
+var _ ascendrt.Event = (*event)(nil)
+
+func (d *device) NewEvent(k ascendrt.EventKind) (ascendrt.Event, error) {
+	if err := d.alive(); err != nil {
+		return nil, err
+	}
+	if k == ascendrt.EventIPC {
+		return nil, d.unsupported("event of kind ipc")
+	}
+	if k > ascendrt.EventIPC {
+		return nil, invalid("event", "unknown kind "+strconv.Itoa(int(k)), ascendrt.ErrInvalid)
+	}
+	if err := d.inject("event"); err != nil {
+		return nil, err
+	}
+	d.handles.Lock()
+	if n := d.opts.MaxEvents; n > 0 && d.nevents >= n {
+		d.handles.Unlock()
+		return nil, invalid("event", strconv.Itoa(n)+" events exist: close some", ascendrt.ErrResourceLimit)
+	}
+	d.nevents++
+	d.handles.Unlock()
+	e := &event{d: d, state: &eventState{kind: k}}
+	e.ref = d.refs.add(e.state)
+	e.cleanup = runtime.AddCleanup(e, d.leak, leaked{what: "event"})
+	return e, nil
+}
+
+func (e *event) Ref() ascendrt.Ref { return e.ref }
+
+func (e *event) Done() (bool, error) {
+	if err := e.check(); err != nil {
+		return false, err
+	}
+	m := e.state.latest()
+	return m == nil || m.done(), nil
+}
+
+func (e *event) check() error {
+	if err := e.d.alive(); err != nil {
+		return err
+	}
+	if _, ok := lookup[*eventState](&e.d.refs, e.ref); !ok {
+		return invalid("event", "closed before", ascendrt.ErrClosed)
+	}
+	return nil
+}
+
+func (e *event) Elapsed(since ascendrt.Event) (time.Duration, error) {
+	from, ok := since.(*event)
+	if !ok || from.d != e.d {
+		return 0, invalid("elapsed", "the events belong to different devices", ascendrt.ErrInvalid)
+	}
+	if err := e.check(); err != nil {
+		return 0, err
+	}
+	if err := from.check(); err != nil {
+		return 0, err
+	}
+	if e.state.kind != ascendrt.EventTiming || from.state.kind != ascendrt.EventTiming {
+		return 0, invalid("elapsed", "both events must be of kind timing", ascendrt.ErrInvalid)
+	}
+	a, b := from.state.latest(), e.state.latest()
+	if a == nil || b == nil || !a.done() || !b.done() {
+		return 0, invalid("elapsed", "an event has not been reached", ascendrt.ErrInvalid)
+	}
+	return b.at.Sub(a.at), nil
+}
+
+func (e *event) Close() error {
+	if e.d.closed.Load() {
+		e.cleanup.Stop()
+		return nil
+	}
+	if !e.d.refs.remove(e.ref) {
+		return nil
+	}
+	e.cleanup.Stop()
+	e.d.handles.Lock()
+	e.d.nevents--
+	e.d.handles.Unlock()
+	return nil
+}

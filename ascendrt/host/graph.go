@@ -1,0 +1,233 @@
+package host
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+)
+
+// graphState is a captured buffer. Its nodes are never changed, only replaced,
+// so a launch keeps the ones it was submitted with.
+type graphState struct {
+	mu        sync.Mutex
+	nodes     []*node
+	byIndex   map[int]int // command index -> position in nodes
+	updatable map[int]bool
+	last      *mark // end of the latest submitted launch
+	closed    bool
+	streams   int
+}
+
+type graph struct {
+	d       *device
+	state   *graphState
+	ref     ascendrt.Ref
+	cleanup runtime.Cleanup
+}
+
+var _ ascendrt.Graph = (*graph)(nil)
+
+// Capture compiles the buffer into a graph. The order of the buffer is one
+// that its events allow, so a launch runs all branches on one stream.
+func (d *device) Capture(s ascendrt.Stream, c *ascendrt.Commands, o ascendrt.CaptureOptions) (ascendrt.Graph, error) {
+	if err := d.alive(); err != nil {
+		return nil, err
+	}
+	own, ok := s.(*stream)
+	if !ok || own.d != d {
+		return nil, invalid("capture", "the stream is of another device", ascendrt.ErrInvalid)
+	}
+	if _, ok := lookup[*stream](&d.refs, own.ref); !ok {
+		return nil, invalid("capture", "the stream was closed before", ascendrt.ErrClosed)
+	}
+	if err := d.inject("capture"); err != nil {
+		return nil, err
+	}
+	external := func(ref ascendrt.Ref) bool {
+		e, ok := lookup[*eventState](&d.refs, ref)
+		return ok && e.kind == ascendrt.EventExternal
+	}
+	if err := ascendrt.CheckCapture(c, name, own.ref, external); err != nil {
+		return nil, err
+	}
+	nodes, _, err := d.compile(c)
+	if err != nil {
+		return nil, err
+	}
+	g := &graphState{byIndex: map[int]int{}, updatable: map[int]bool{}, streams: 1}
+	seen := map[*stream]bool{own: true}
+	for _, x := range nodes {
+		switch {
+		case x.kind == ascendrt.KindStream:
+			if !seen[x.stream] {
+				seen[x.stream] = true
+				g.streams++
+			}
+			continue
+		case (x.kind == ascendrt.KindRecord || x.kind == ascendrt.KindWaitEvent) && x.event.kind != ascendrt.EventExternal:
+			continue // an edge inside the graph: the order of the nodes keeps it
+		}
+		g.byIndex[x.index] = len(g.nodes)
+		g.nodes = append(g.nodes, x)
+	}
+	for _, ref := range o.Updatable {
+		i, ok := g.byIndex[int(ref)]
+		if !ok || g.nodes[i].op == nil {
+			return nil, invalid("capture", "updatable command "+strconv.Itoa(int(ref))+" is no operation of this buffer", ascendrt.ErrInvalid)
+		}
+		g.updatable[int(ref)] = true
+	}
+	d.handles.Lock()
+	if n := d.opts.MaxGraphs; n > 0 && d.ngraphs >= n {
+		d.handles.Unlock()
+		return nil, invalid("capture", strconv.Itoa(n)+" graphs exist: close some", ascendrt.ErrResourceLimit)
+	}
+	d.ngraphs++
+	d.handles.Unlock()
+	if err := d.claim(g.nodes); err != nil {
+		d.handles.Lock()
+		d.ngraphs--
+		d.handles.Unlock()
+		return nil, err
+	}
+	h := &graph{d: d, state: g}
+	h.ref = d.refs.add(g)
+	h.cleanup = runtime.AddCleanup(h, d.leak, leaked{what: "graph"})
+	return h, nil
+}
+
+// claim pins the memory of the nodes; all or nothing.
+func (d *device) claim(nodes []*node) error {
+	d.pins.Lock()
+	defer d.pins.Unlock()
+	for _, x := range nodes {
+		for _, a := range x.allocs {
+			if a.dead.Load() {
+				return invalid("capture", "a buffer was freed meanwhile", ascendrt.ErrClosed)
+			}
+		}
+	}
+	for _, x := range nodes {
+		for _, a := range x.allocs {
+			a.graphs.Add(1)
+		}
+	}
+	return nil
+}
+
+func (d *device) unclaim(nodes []*node) {
+	d.pins.Lock()
+	defer d.pins.Unlock()
+	for _, x := range nodes {
+		for _, a := range x.allocs {
+			a.graphs.Add(-1)
+		}
+	}
+}
+
+// launch appends one run of the graph behind the launch before it.
+func (g *graphState) launch(q []item) []item {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.last != nil && !g.last.done() {
+		q = append(q, item{wait: g.last})
+	}
+	g.last = newMark()
+	for _, x := range g.nodes {
+		q = x.items(q)
+	}
+	return append(q, item{reach: g.last})
+}
+
+func (g *graph) Ref() ascendrt.Ref { return g.ref }
+
+func (g *graph) Info() ascendrt.GraphInfo {
+	g.state.mu.Lock()
+	defer g.state.mu.Unlock()
+	return ascendrt.GraphInfo{Nodes: len(g.state.nodes), Streams: g.state.streams}
+}
+
+func (g *graph) Update(u []ascendrt.Slot) error {
+	if err := g.d.alive(); err != nil {
+		return err
+	}
+	s := g.state
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return invalid("graph update", "the graph was closed before", ascendrt.ErrClosed)
+	}
+	nodes := slices.Clone(s.nodes)
+	changed := map[int]bool{}
+	for _, v := range u {
+		if !s.updatable[int(v.Op)] {
+			return invalid("graph update", "command "+strconv.Itoa(int(v.Op))+" was not captured as updatable", ascendrt.ErrGraphUpdate)
+		}
+		i := s.byIndex[int(v.Op)]
+		if !changed[i] {
+			x := *nodes[i]
+			x.args, x.slots, x.allocs = slices.Clone(x.args), slices.Clone(x.slots), nil
+			nodes[i], changed[i] = &x, true
+		}
+		if err := nodes[i].set(v); err != nil {
+			return invalid("graph update", fmt.Sprintf("command %d: %v", v.Op, err), ascendrt.ErrGraphUpdate)
+		}
+	}
+	var before, after []*node
+	for i := range changed {
+		if err := g.d.bind(nodes[i]); err != nil {
+			return invalid("graph update", fmt.Sprintf("command %d: %v", nodes[i].index, err), ascendrt.ErrGraphUpdate)
+		}
+		before, after = append(before, s.nodes[i]), append(after, nodes[i])
+	}
+	if err := g.d.claim(after); err != nil {
+		return err
+	}
+	g.d.unclaim(before)
+	s.nodes = nodes
+	return nil
+}
+
+// set applies one slot value to the node's arguments.
+func (x *node) set(v ascendrt.Slot) error {
+	infos := x.op.slots
+	if v.Slot < 0 || v.Slot >= len(infos) {
+		return fmt.Errorf("slot %d does not exist", v.Slot)
+	}
+	if infos[v.Slot].Kind == ascendrt.SlotInts {
+		for len(x.slots) <= v.Slot {
+			x.slots = append(x.slots, nil)
+		}
+		x.slots[v.Slot] = slices.Clone(v.I64)
+		return nil
+	}
+	t := &x.args[v.Slot-(len(infos)-len(x.args))]
+	if !v.Addr.Valid() || v.Addr.Len < t.Bytes() {
+		return fmt.Errorf("slot %s: the new place is shorter than the tensor", infos[v.Slot].Name)
+	}
+	t.View = v.Addr
+	return nil
+}
+
+func (g *graph) Close() error {
+	g.state.mu.Lock()
+	defer g.state.mu.Unlock()
+	if g.state.closed {
+		return nil
+	}
+	g.state.closed = true
+	g.cleanup.Stop()
+	if g.d.closed.Load() {
+		return nil
+	}
+	g.d.refs.remove(g.ref)
+	g.d.unclaim(g.state.nodes)
+	g.d.handles.Lock()
+	g.d.ngraphs--
+	g.d.handles.Unlock()
+	return nil
+}

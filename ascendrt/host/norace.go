@@ -1,0 +1,6 @@
+//go:build !race
+
+package host
+
+func raceRead([]byte)  {}
+func raceWrite([]byte) {}

@@ -1,0 +1,333 @@
+package host
+
+import (
+	"errors"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/host/arith"
+)
+
+// The operations whose rows are independent and cheap.
+
+func (s *opState) embedding() error {
+	at, err := attr(s.spec, func(a ascendrt.EmbeddingAttr) []int { return []int{a.Vocab, a.Hidden} })
+	s.args = []param{{"ids", ascendrt.Int32, 1, -1, reads}, {"table", 0, 2, at.Hidden, reads}, {"y", 0, 2, at.Hidden, writes}}
+	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
+		if a[1].rows != at.Vocab {
+			return nil, errors.New("the table does not have one row per token of the vocabulary")
+		}
+		return s.lookupRows(a[0], a[1], a[2], "token")
+	}
+	return err
+}
+
+func (s *opState) gather() error {
+	at, err := attr(s.spec, func(a ascendrt.GatherAttr) []int { return []int{a.Dim} })
+	s.args = []param{{"x", 0, 2, at.Dim, reads}, {"rows", ascendrt.Int32, 1, -1, reads}, {"y", 0, 2, at.Dim, writes}}
+	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
+		return s.lookupRows(a[1], a[0], a[2], "index")
+	}
+	return err
+}
+
+// lookupRows copies rows as they are: y[i] = table[ids[i]], zeros for a negative id.
+func (s *opState) lookupRows(ids, table, y arg, what string) (func(*scratch) error, error) {
+	if ids.rows != y.rows {
+		return nil, errors.New("ids and y differ in rows")
+	}
+	if m := s.spec.MaxRows; m > 0 && y.rows > m {
+		return nil, errors.New("more rows than the plan allows")
+	}
+	size := table.typ.Size()
+	return func(*scratch) error {
+		for i, id := range ids.i32()[:ids.rows] {
+			to := y.b[i*y.stride*size:][:y.row*size]
+			switch {
+			case id < 0:
+				clear(to)
+			case int(id) >= table.rows:
+				return outOfRange(what, i, id, table.rows)
+			default:
+				copy(to, table.b[int(id)*table.stride*size:])
+			}
+		}
+		return nil
+	}, nil
+}
+
+// norm writes y = x / sqrt(mean(x²) + eps) · w; y may be x.
+func norm(y, x, w []float32, eps float32) {
+	ss := arith.SumSquares(x)
+	inv := 1 / arith.Sqrt(ss/float32(len(x))+eps)
+	w, y = w[:len(x)], y[:len(x)]
+	for i, v := range x {
+		y[i] = float32(v*inv) * w[i]
+	}
+}
+
+func (s *opState) rmsnorm() error {
+	at, err := attr(s.spec, func(a ascendrt.NormAttr) []int { return []int{a.Dim, max(1, a.Groups)} })
+	groups := max(1, at.Groups)
+	s.args = []param{{"x", 0, 2, at.Dim * groups, reads}, {"w", 0, 1, -1, reads}, {"y", 0, 2, at.Dim * groups, writes}}
+	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
+		x, w, y := a[0], a[1], a[2]
+		if w.rows != at.Dim {
+			return nil, errors.New("w does not have Dim elements")
+		}
+		if err := sameRows(s, a, 0, 2); err != nil {
+			return nil, err
+		}
+		return func(sc *scratch) error {
+			weights := vector(&w, sc.f(0, at.Dim))
+			for r := range x.rows {
+				in := x.load(r, sc.f(1, x.row))
+				out := y.dest(r, sc.f(2, y.row))
+				for g := range groups {
+					norm(out[g*at.Dim:(g+1)*at.Dim], in[g*at.Dim:(g+1)*at.Dim], weights, at.Eps)
+				}
+				y.store(r, out)
+			}
+			return nil
+		}, nil
+	}
+	return err
+}
+
+// vector is a one-dimensional argument as float32.
+func vector(a *arg, buf []float32) []float32 {
+	if a.typ == ascendrt.Float32 {
+		return a.f32()[:a.rows]
+	}
+	arith.FromBF16(buf, a.u16()[:a.rows])
+	return buf
+}
+
+func (s *opState) addRMSNorm() error {
+	at, err := attr(s.spec, func(a ascendrt.NormAttr) []int { return []int{a.Dim} })
+	if err == nil && at.Groups > 1 {
+		return errors.New("add_rmsnorm has one group")
+	}
+	s.args = []param{{"x", 0, 2, at.Dim, reads}, {"r", 0, 2, at.Dim, updates}, {"w", 0, 1, -1, reads}, {"y", 0, 2, at.Dim, writes}}
+	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
+		x, res, w, y := a[0], a[1], a[2], a[3]
+		if w.rows != at.Dim {
+			return nil, errors.New("w does not have Dim elements")
+		}
+		if err := sameRows(s, a, 0, 1, 3); err != nil {
+			return nil, err
+		}
+		return func(sc *scratch) error {
+			weights := vector(&w, sc.f(0, at.Dim))
+			for r := range x.rows {
+				in := x.load(r, sc.f(1, x.row))
+				old := res.load(r, sc.f(2, res.row))
+				sum := res.dest(r, sc.f(3, res.row))
+				for i := range sum {
+					sum[i] = old[i] + in[i]
+				}
+				res.store(r, sum)
+				sum = res.load(r, sum) // the stored value, rounded
+				out := y.dest(r, sc.f(4, y.row))
+				norm(out, sum, weights, at.Eps)
+				y.store(r, out)
+			}
+			return nil
+		}, nil
+	}
+	return err
+}
+
+func (s *opState) add() error {
+	at, err := attr(s.spec, func(a ascendrt.AddAttr) []int { return []int{a.Dim} })
+	s.args = []param{{"a", 0, 2, at.Dim, reads}, {"b", 0, 2, at.Dim, reads}, {"y", 0, 2, at.Dim, writes}}
+	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
+		if err := sameRows(s, a, 0, 1, 2); err != nil {
+			return nil, err
+		}
+		return func(sc *scratch) error {
+			for r := range a[0].rows {
+				p, q := a[0].load(r, sc.f(0, at.Dim)), a[1].load(r, sc.f(1, at.Dim))
+				out := a[2].dest(r, sc.f(2, at.Dim))
+				for i := range out {
+					out[i] = p[i] + q[i]
+				}
+				a[2].store(r, out)
+			}
+			return nil
+		}, nil
+	}
+	return err
+}
+
+func (s *opState) rope() error {
+	at, err := attr(s.spec, func(a ascendrt.RopeAttr) []int { return []int{a.Heads, a.KVHeads, a.HeadDim, a.MaxPosition} })
+	if err == nil && at.HeadDim%2 != 0 {
+		return errors.New("HeadDim is odd")
+	}
+	d := at.HeadDim
+	s.args = []param{{"q", 0, 2, at.Heads * d, updates}, {"k", 0, 2, at.KVHeads * d, updates},
+		{"positions", ascendrt.Int32, 1, -1, reads}, {"table", ascendrt.Float32, 2, d, reads}}
+	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
+		pos, table := a[2], a[3]
+		if table.rows != at.MaxPosition {
+			return nil, errors.New("the table does not have MaxPosition rows")
+		}
+		if err := sameRows(s, a, 0, 1, 2); err != nil {
+			return nil, err
+		}
+		return func(sc *scratch) error {
+			for r, p := range pos.i32()[:pos.rows] {
+				if p < 0 {
+					continue
+				}
+				if int(p) >= table.rows {
+					return outOfRange("position", r, p, table.rows)
+				}
+				cs := table.load(int(p), nil)
+				for i := range a[:2] {
+					x := a[i].load(r, sc.f(i, a[i].row))
+					for h := 0; h < len(x); h += d {
+						rotate(x[h:h+d], cs)
+					}
+					a[i].store(r, x)
+				}
+			}
+			return nil
+		}, nil
+	}
+	return err
+}
+
+// rotate turns the halves of one head against each other, in place.
+func rotate(x, cs []float32) {
+	half := len(x) / 2
+	a, b, c, s := x[:half], x[half:], cs[:half], cs[half:]
+	b, c, s = b[:len(a)], c[:len(a)], s[:len(a)]
+	for i := range a {
+		u, v := a[i], b[i]
+		a[i] = float32(u*c[i]) - float32(v*s[i])
+		b[i] = float32(v*c[i]) + float32(u*s[i])
+	}
+}
+
+func (s *opState) scatter() error {
+	at, err := attr(s.spec, func(a ascendrt.ScatterAttr) []int { return []int{a.KVHeads, a.HeadDim, a.BlockSize} })
+	row := at.KVHeads * at.HeadDim
+	s.args = []param{{"k", 0, 2, row, reads}, {"v", 0, 2, row, reads}, {"slots", ascendrt.Int32, 1, -1, reads},
+		{"kcache", 0, 4, at.BlockSize * row, paged}, {"vcache", 0, 4, at.BlockSize * row, paged}}
+	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
+		k, v, slots, kc, vc := a[0], a[1], a[2], a[3], a[4]
+		if err := sameRows(s, a, 0, 1, 2); err != nil {
+			return nil, err
+		}
+		if err := s.checkCaches(kc, vc, at.BlockSize, at.KVHeads, at.HeadDim); err != nil {
+			return nil, err
+		}
+		size := k.typ.Size()
+		n := row * size
+		place := func(c arg, slot int) []byte {
+			return c.b[(slot/at.BlockSize*c.stride+slot%at.BlockSize*row)*size:][:n]
+		}
+		total := kc.rows * at.BlockSize
+		return func(*scratch) error {
+			for r, slot := range slots.i32()[:slots.rows] {
+				if slot < 0 {
+					continue
+				}
+				if int(slot) >= total {
+					return outOfRange("slot", r, slot, total)
+				}
+				copy(place(kc, int(slot)), k.b[r*k.stride*size:])
+				copy(place(vc, int(slot)), v.b[r*v.stride*size:])
+			}
+			return nil
+		}, nil
+	}
+	return err
+}
+
+func (s *opState) checkCaches(k, v arg, bs, heads, dim int) error {
+	want := [3]int{bs, heads, dim}
+	if [3]int(k.dim[1:]) != want || [3]int(v.dim[1:]) != want {
+		return errors.New("a cache is not [blocks, BlockSize, KVHeads, HeadDim]")
+	}
+	if k.rows != v.rows {
+		return errors.New("the caches differ in blocks")
+	}
+	return nil
+}
+
+func (s *opState) swiglu(p *pool) error {
+	at, err := attr(s.spec, func(a ascendrt.SwiGLUAttr) []int { return []int{a.Dim} })
+	f := at.Dim
+	s.args = []param{{"x", 0, 2, 2 * f, reads}, {"y", 0, 2, f, writes}}
+	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
+		x, y := a[0], a[1]
+		if err := sameRows(s, a, 0, 1); err != nil {
+			return nil, err
+		}
+		const chunk = 64
+		return func(sc *scratch) error {
+			p.run(sc, (x.rows+chunk-1)/chunk, sized(8*x.rows*f), func(sc *scratch, i int) {
+				for r := i * chunk; r < min(x.rows, (i+1)*chunk); r++ {
+					in := x.load(r, sc.f(0, 2*f))
+					out := y.dest(r, sc.f(1, f))
+					arith.SiluMul(out, in[:f], in[f:])
+					y.store(r, out)
+				}
+			})
+			return nil
+		}, nil
+	}
+	return err
+}
+
+func (s *opState) argmax() error {
+	at, err := attr(s.spec, func(a ascendrt.ArgmaxAttr) []int { return []int{a.Dim} })
+	s.args = []param{{"x", 0, 2, at.Dim, reads}, {"y", ascendrt.Int32, 1, -1, writes}}
+	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
+		if err := sameRows(s, a, 0, 1); err != nil {
+			return nil, err
+		}
+		return func(sc *scratch) error {
+			out := a[1].i32()
+			for r := range a[0].rows {
+				best, at := -inf32, 0
+				first := true
+				for i, v := range a[0].load(r, sc.f(0, a[0].row)) {
+					if v > best || first && v == best {
+						best, at, first = v, i, false
+					}
+				}
+				out[r*a[1].stride] = int32(at)
+			}
+			return nil
+		}, nil
+	}
+	return err
+}
+
+func (s *opState) cast() error {
+	at, err := attr(s.spec, func(a ascendrt.CastAttr) []int { return []int{a.Dim} })
+	for _, t := range []ascendrt.DType{at.From, at.To} {
+		if err == nil && t != ascendrt.Float32 && t != ascendrt.BFloat16 {
+			return errors.New("casts are between float32 and bfloat16")
+		}
+	}
+	s.args = []param{{"x", at.From, 2, at.Dim, reads}, {"y", at.To, 2, at.Dim, writes}}
+	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
+		if err := sameRows(s, a, 0, 1); err != nil {
+			return nil, err
+		}
+		return func(sc *scratch) error {
+			for r := range a[0].rows {
+				in := a[0].load(r, sc.f(0, at.Dim))
+				out := a[1].dest(r, sc.f(1, at.Dim))
+				copy(out, in)
+				a[1].store(r, out)
+			}
+			return nil
+		}, nil
+	}
+	return err
+}
