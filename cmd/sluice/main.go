@@ -15,7 +15,11 @@ import (
 
 // commands lists the subcommands in the order that help shows them.
 var commands = []func() *cobra.Command{
+	newUpCmd,
+	newBenchCmd,
+	newExplainCmd,
 	newVersionCmd,
+	newProxyCmd,
 }
 
 func newRootCmd() *cobra.Command {

@@ -169,3 +169,16 @@ func Field(object []byte, key string) []byte {
 }
 
 var errFound = &SyntaxError{Err: ErrSyntax}
+
+// Each calls visit with each member of a checked JSON object: the key as
+// written between its quotes, and the value. Anything but an object has none.
+func Each(object []byte, visit func(key, value []byte)) {
+	s := scanner{src: object}
+	if s.peek() != '{' {
+		return
+	}
+	_ = s.members(1, func(k span, _ bool, v span) error {
+		visit(object[k.start+1:k.end-1], object[v.start:v.end])
+		return nil
+	})
+}

@@ -1,0 +1,183 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/sluice-serving/sluice/proxy/route"
+)
+
+// Decoder is one Decoder address and the data-parallel ranks behind it.
+type Decoder struct {
+	Addr  string // host:port
+	Ranks int    // 0 means 1
+}
+
+// Config sets a Proxy. The zero value of every field but the instances means
+// the default that its comment states.
+type Config struct {
+	Prefillers []string // host:port
+	Decoders   []Decoder
+
+	// Append switches Decoder Append-Prefill on.
+	Append bool
+	// Sources are the places that name a session, in order; nil means the
+	// header X-Session-ID, then the body member conversation_id.
+	Sources []route.Source
+	// Placement chooses the rank of a session without an owner.
+	Placement route.Placement
+	// Unknown says what happens to follow-ups of unknown sessions.
+	Unknown UnknownPolicy
+	// SessionTTL is how long an unused session is remembered; 0 means 1 h.
+	SessionTTL time.Duration
+	// MaxSessions bounds the owner table; 0 means 1,000,000.
+	MaxSessions int
+	// Backend says how a Decoder is asked for an attempt and how it refuses;
+	// the zero value means the preset "sluice".
+	Backend Backend
+	Breaker route.BreakerConfig
+
+	// APIKey is sent to the backends as a bearer token; empty sends none.
+	APIKey string
+	// PassAuthorization sends the client's Authorization header to the
+	// backends instead.
+	PassAuthorization bool
+
+	// MaxRetries is the number of P/D rounds for one request, each on
+	// instances that have not failed it; 0 means 3.
+	MaxRetries int
+	// RetryDelay is the wait before the second round, doubled for each later
+	// one; 0 means 1 ms.
+	RetryDelay time.Duration
+
+	MaxBody        int64         // bytes of a request body; 0 means 32 MiB
+	MaxAnswer      int64         // bytes of an answer that is not streamed, and of one event; 0 means 64 MiB
+	MaxHeader      int           // bytes of a request's header; 0 means 64 KiB
+	ConnectTimeout time.Duration // to a backend; 0 means 5 s
+	PrefillTimeout time.Duration // until a Prefiller has answered; 0 means 10 min
+	FirstTimeout   time.Duration // until a Decoder answers at all; 0 means 10 min
+	IdleTimeout    time.Duration // between two reads of an answer; 0 means 5 min
+	ClientTimeout  time.Duration // for one write to a slow client; 0 means 30 s
+	BodyTimeout    time.Duration // until a request's header and body are read; 0 means 60 s
+
+	// TraceFile is appended a JSON line per request; empty means none.
+	TraceFile string
+	// RouteHeader adds X-Sluice-Route with route and reason to answers.
+	RouteHeader bool
+	// Logger receives the rare messages of a proxy; nil is silent.
+	Logger *slog.Logger
+}
+
+// UnknownPolicy says what happens to a follow-up, a body that holds an
+// assistant message, whose session is unknown.
+type UnknownPolicy uint8
+
+// The policies.
+const (
+	// UnknownAuto is UnknownTry with PlaceHash and UnknownPD otherwise: only
+	// the hash finds an owner that the table has forgotten.
+	UnknownAuto UnknownPolicy = iota
+	UnknownTry                // attempt it on the session's hash owner
+	UnknownPD                 // ordinary P/D
+)
+
+func (c Config) withDefaults() Config {
+	def := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	if c.Sources == nil {
+		c.Sources = route.DefaultSources()
+	}
+	if c.Backend.Name == "" {
+		c.Backend = Sluice()
+	}
+	if c.MaxRetries == 0 {
+		c.MaxRetries = 3
+	}
+	if c.MaxBody == 0 {
+		c.MaxBody = 32 << 20
+	}
+	if c.MaxAnswer == 0 {
+		c.MaxAnswer = 64 << 20
+	}
+	if c.MaxHeader == 0 {
+		c.MaxHeader = 64 << 10
+	}
+	def(&c.RetryDelay, time.Millisecond)
+	def(&c.ConnectTimeout, 5*time.Second)
+	def(&c.PrefillTimeout, 10*time.Minute)
+	def(&c.FirstTimeout, 10*time.Minute)
+	def(&c.IdleTimeout, 5*time.Minute)
+	def(&c.ClientTimeout, 30*time.Second)
+	def(&c.BodyTimeout, time.Minute)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// Validate joins everything that is wrong with the configuration.
+func (c Config) Validate() error {
+	var errs []error
+	seen := map[string]string{}
+	check := func(kind, addr string) {
+		if err := CheckAddress(addr); err != nil {
+			errs = append(errs, fmt.Errorf("%s %q: %w", kind, addr, err))
+		}
+		if seen[kind+addr] != "" {
+			errs = append(errs, fmt.Errorf("%s %q is listed twice", kind, addr))
+		}
+		seen[kind+addr] = kind
+	}
+	if len(c.Prefillers) == 0 {
+		errs = append(errs, errors.New("no prefiller is given"))
+	}
+	if len(c.Decoders) == 0 {
+		errs = append(errs, errors.New("no decoder is given"))
+	}
+	for _, p := range c.Prefillers {
+		check("prefiller", p)
+	}
+	for _, d := range c.Decoders {
+		check("decoder", d.Addr)
+		if d.Ranks < 0 {
+			errs = append(errs, fmt.Errorf("decoder %q: %d ranks", d.Addr, d.Ranks))
+		}
+	}
+	for name, v := range map[string]int64{
+		"max retries": int64(c.MaxRetries), "max body": c.MaxBody, "max answer": c.MaxAnswer, "max header": int64(c.MaxHeader), "max sessions": int64(c.MaxSessions),
+		"retry delay": int64(c.RetryDelay), "session ttl": int64(c.SessionTTL), "connect timeout": int64(c.ConnectTimeout), "prefill timeout": int64(c.PrefillTimeout),
+		"first timeout": int64(c.FirstTimeout), "idle timeout": int64(c.IdleTimeout), "client timeout": int64(c.ClientTimeout), "body timeout": int64(c.BodyTimeout),
+	} {
+		if v < 0 {
+			errs = append(errs, fmt.Errorf("%s is negative", name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// CheckAddress reports what is wrong with a host:port; IPv6 literals stand in brackets.
+func CheckAddress(addr string) error {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return err
+	}
+	if host == "" {
+		return errors.New("the host is empty")
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return fmt.Errorf("port %q is not between 1 and 65535", port)
+	}
+	for _, c := range host {
+		if c <= ' ' || c == '/' || c == '@' || c == '?' || c == '#' || c == '\\' || c > '~' {
+			return fmt.Errorf("host %q holds %q", host, c)
+		}
+	}
+	return nil
+}

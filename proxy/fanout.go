@@ -1,0 +1,134 @@
+package proxy
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/sluice-serving/sluice/internal/openai"
+	"github.com/sluice-serving/sluice/proxy/route"
+)
+
+// probeTimeout bounds each of the small requests to backends that are no legs.
+const probeTimeout = 3 * time.Second
+
+// instances lists the addresses of all instances, Prefillers first.
+func (p *Proxy) instances() (prefillers, decoders []string) {
+	s := p.Snapshot()
+	for _, q := range s.Prefillers {
+		prefillers = append(prefillers, q.Name)
+	}
+	for _, d := range s.Decoders {
+		decoders = append(decoders, d.Name)
+	}
+	return prefillers, decoders
+}
+
+func (p *Proxy) small(ctx context.Context, method, addr, path, query string) (*http.Response, error) {
+	req := (&http.Request{
+		Method: method, URL: &url.URL{Scheme: "http", Host: addr, Path: path, RawQuery: query}, Host: addr,
+		Header: http.Header{}, ProtoMajor: 1, ProtoMinor: 1,
+	}).WithContext(ctx)
+	if p.cfg.APIKey != "" {
+		req.Header.Set("Authorization", "Bearer "+p.cfg.APIKey)
+	}
+	return p.transport.RoundTrip(req)
+}
+
+// models answers with the list of the first instance that gives one.
+func (p *Proxy) models(w http.ResponseWriter, r *http.Request) {
+	prefillers, decoders := p.instances()
+	for _, addr := range append(prefillers, decoders...) {
+		if body, ok := p.modelsOf(r.Context(), addr); ok {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = w.Write(body) // a client that has gone away needs no answer
+			return
+		}
+	}
+	openai.Unavailable(1, "no instance answers").Write(w)
+}
+
+func (p *Proxy) modelsOf(ctx context.Context, addr string) ([]byte, bool) {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	resp, err := p.small(ctx, http.MethodGet, addr, "/v1/models", "")
+	if err != nil {
+		return nil, false
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, false
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	return body, err == nil
+}
+
+// health answers 200 while the proxy serves; it asks no backend.
+func (p *Proxy) health(w http.ResponseWriter, _ *http.Request) {
+	w.WriteHeader(http.StatusOK)
+}
+
+// healthcheck answers with counts; it asks no backend.
+func (p *Proxy) healthcheck(w http.ResponseWriter, _ *http.Request) {
+	s := p.Snapshot()
+	openai.WriteJSON(w, http.StatusOK, struct {
+		Status    string `json:"status"`
+		Prefill   int    `json:"prefill_instances"`
+		Decode    int    `json:"decode_instances"`
+		RequestNo int    `json:"request_num"`
+	}{"ok", len(s.Prefillers), len(s.Decoders), s.OpenTurns})
+}
+
+// resetPrefixCache fans out to all instances with the client's query: 200 when
+// all did it, else 500 with those that failed.
+func (p *Proxy) resetPrefixCache(w http.ResponseWriter, r *http.Request) {
+	prefillers, decoders := p.instances()
+	all := append(prefillers, decoders...)
+	ok := make([]bool, len(all))
+	ctx, cancel := context.WithTimeout(r.Context(), 10*probeTimeout)
+	defer cancel()
+	var group sync.WaitGroup
+	for i, addr := range all {
+		group.Go(func() {
+			resp, err := p.small(ctx, http.MethodPost, addr, "/reset_prefix_cache", r.URL.RawQuery)
+			if err != nil {
+				return
+			}
+			_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10)) // so that the connection can be used again
+			resp.Body.Close()
+			ok[i] = resp.StatusCode/100 == 2
+		})
+	}
+	group.Wait()
+	failed := []string{}
+	for i, addr := range all {
+		if !ok[i] {
+			failed = append(failed, "http://"+addr+"/reset_prefix_cache")
+		}
+	}
+	if len(failed) > 0 {
+		openai.WriteJSON(w, http.StatusInternalServerError, map[string][]string{"failed": failed})
+		return
+	}
+	w.WriteHeader(http.StatusOK)
+}
+
+// endSession forgets a session of the caller's tenant.
+func (p *Proxy) endSession(w http.ResponseWriter, r *http.Request) {
+	id := r.PathValue("id")
+	if id == "" {
+		openai.BadRequest("id", "the session id is empty").Write(w)
+		return
+	}
+	p.mu.Lock()
+	known := p.router.EndSession(route.KeyOf(tenantOf(r), id))
+	p.mu.Unlock()
+	if !known {
+		openai.NotFound("the session is not known").Write(w)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}

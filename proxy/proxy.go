@@ -1,0 +1,203 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-serving/sluice/internal/openai"
+	"github.com/sluice-serving/sluice/proxy/route"
+)
+
+// Proxy is the front door. New makes it, Handler serves it, Close ends it
+// after the HTTP server has been shut down.
+type Proxy struct {
+	cfg       Config
+	transport *http.Transport
+	metrics   *metrics
+	trace     *tracer
+	mux       *http.ServeMux
+
+	mu     sync.Mutex // guards router, closed
+	router *route.Router
+	closed bool
+	turns  sync.WaitGroup // requests inside the handler
+
+	stop context.CancelFunc
+	own  sync.WaitGroup // goroutines of the proxy itself
+}
+
+// New makes a Proxy; the error joins all that is wrong with the configuration.
+func New(cfg Config) (*Proxy, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	p := &Proxy{cfg: cfg}
+	try := cfg.Unknown == UnknownTry || (cfg.Unknown == UnknownAuto && cfg.Placement == route.PlaceHash)
+	p.router = route.New(route.Config{
+		Append: cfg.Append, Placement: cfg.Placement, TryUnknown: try,
+		MaxSessions: cfg.MaxSessions, SessionTTL: cfg.SessionTTL, Breaker: cfg.Breaker,
+	})
+	for _, addr := range cfg.Prefillers {
+		if err := p.router.AddPrefiller(addr); err != nil {
+			return nil, err
+		}
+	}
+	for _, d := range cfg.Decoders {
+		if err := p.router.AddDecoder(route.DecoderSpec{Name: d.Addr, Ranks: d.Ranks}); err != nil {
+			return nil, err
+		}
+	}
+	dialer := &net.Dialer{Timeout: cfg.ConnectTimeout, KeepAlive: 30 * time.Second}
+	p.transport = &http.Transport{
+		DialContext:           dialer.DialContext,
+		DisableCompression:    true, // bodies are read as they are
+		MaxIdleConns:          0,
+		MaxIdleConnsPerHost:   1024,
+		IdleConnTimeout:       90 * time.Second,
+		WriteBufferSize:       64 << 10,
+		ReadBufferSize:        16 << 10,
+		ResponseHeaderTimeout: 0, // each leg has its own
+	}
+	if cfg.TraceFile != "" {
+		t, err := newTracer(cfg.TraceFile)
+		if err != nil {
+			return nil, err
+		}
+		p.trace = t
+	}
+	p.metrics = newMetrics(p)
+	_, p.stop = context.WithCancel(context.Background())
+	p.routes()
+	return p, nil
+}
+
+// Close ends the proxy's goroutines and connections; it waits for the requests
+// that are still inside the handler. Requests that come later get a 503.
+func (p *Proxy) Close() error {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.turns.Wait()
+	p.stop()
+	p.own.Wait()
+	p.transport.CloseIdleConnections()
+	return p.trace.close()
+}
+
+// enter admits a request to the handler; false once the proxy is closed.
+func (p *Proxy) enter() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return false
+	}
+	p.turns.Add(1)
+	return true
+}
+
+func (p *Proxy) routes() {
+	p.mux = http.NewServeMux()
+	p.mux.HandleFunc("POST /v1/completions", p.turn(completions))
+	p.mux.HandleFunc("POST /v1/chat/completions", p.turn(chat))
+	p.mux.HandleFunc("GET /v1/models", p.models)
+	p.mux.HandleFunc("DELETE /v1/sessions/{id...}", p.endSession)
+	p.mux.HandleFunc("GET /health", p.health)
+	p.mux.HandleFunc("GET /healthcheck", p.healthcheck)
+	p.mux.HandleFunc("POST /reset_prefix_cache", p.resetPrefixCache)
+	p.mux.Handle("GET /metrics", p.metrics.handler())
+}
+
+// methods are the allowed methods of the paths that have a route.
+var methods = map[string]string{
+	"/v1/completions": "POST", "/v1/chat/completions": "POST", "/v1/models": "GET", "/health": "GET",
+	"/healthcheck": "GET", "/reset_prefix_cache": "POST", "/metrics": "GET",
+}
+
+// Handler is the HTTP surface. Unknown paths and wrong methods are answered in
+// the OpenAI error shape.
+func (p *Proxy) Handler() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !p.enter() {
+			openai.Unavailable(1, "the proxy is shutting down").Write(w)
+			return
+		}
+		defer p.turns.Done()
+		if _, pattern := p.mux.Handler(r); pattern == "" {
+			if allow, ok := methods[r.URL.Path]; ok && r.Method != allow {
+				w.Header().Set("Allow", allow)
+				openai.MethodNotAllowed(r.Method, r.URL.Path).Write(w)
+				return
+			}
+			openai.NotFound("there is no %s here", printable(r.URL.Path, 100)).Write(w)
+			return
+		}
+		p.mux.ServeHTTP(w, r)
+	})
+}
+
+// Server is an http.Server for the proxy with its limits set. The caller
+// serves and shuts it down, then calls Close.
+func (p *Proxy) Server() *http.Server {
+	return &http.Server{
+		Handler:           p.Handler(),
+		MaxHeaderBytes:    p.cfg.MaxHeader,
+		ReadHeaderTimeout: p.cfg.BodyTimeout,
+		IdleTimeout:       3 * time.Minute,
+	}
+}
+
+// Serve serves on the listener until the context ends, then stops taking
+// connections, gives running requests the time grace to finish and closes the
+// proxy.
+func (p *Proxy) Serve(ctx context.Context, l net.Listener, grace time.Duration) error {
+	srv := p.Server()
+	failed := make(chan error, 1)
+	go func() { failed <- srv.Serve(l) }()
+	var err error
+	select {
+	case err = <-failed:
+	case <-ctx.Done():
+		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+		if shut := srv.Shutdown(limit); shut != nil {
+			p.cfg.Logger.Warn("requests were cut at shutdown", "grace", grace)
+			_ = srv.Close() // what is left was given its time
+		}
+		cancel()
+		err = <-failed
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		err = nil
+	}
+	return errors.Join(err, p.Close())
+}
+
+// Snapshot is the router's state.
+func (p *Proxy) Snapshot() route.Snapshot {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.router.Snapshot(time.Now())
+}
+
+// printable is a text cut to n bytes without control characters, for messages.
+func printable(s string, n int) string {
+	cut := len(s) > n
+	if cut {
+		s = s[:n]
+	}
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || r == '\uFFFD' {
+			return '?'
+		}
+		return r
+	}, s)
+	if cut {
+		s += "…"
+	}
+	return s
+}

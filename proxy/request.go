@@ -1,0 +1,308 @@
+package proxy
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-serving/sluice/internal/openai"
+	"github.com/sluice-serving/sluice/proxy/route"
+	"github.com/sluice-serving/sluice/proxy/splice"
+)
+
+// endpoint is one of the paths whose requests are turns.
+type endpoint struct {
+	path   string
+	prefix string // of the response id
+	prompt string // body member that holds the prompt
+}
+
+var (
+	completions = endpoint{path: "/v1/completions", prefix: "cmpl-", prompt: "prompt"}
+	chat        = endpoint{path: "/v1/chat/completions", prefix: "chatcmpl-", prompt: "messages"}
+)
+
+// statusGone is what the trace and the metrics show when the client went away
+// before an answer.
+const statusGone = 499
+
+// exchange is one client request on its way through the proxy. It lives on the
+// goroutine of its handler.
+type exchange struct {
+	p     *Proxy
+	w     http.ResponseWriter
+	r     *http.Request
+	at    endpoint
+	start time.Time
+
+	id      string         // client-visible request id
+	body    *splice.Object // the client's body; dropped at the first output
+	tenant  string
+	session string // as the client names it; empty for none
+	key     route.SessionKey
+	turn    *route.Turn
+
+	out     answer
+	first   time.Time // of the first output
+	outcome route.Outcome
+	line    RouteTrace
+	legsP   int    // prefill legs sent so far, for fresh leg ids
+	legsD   int    // decode legs sent so far
+	respID  []byte // client-visible response id as a JSON string
+}
+
+// turn is the handler of an endpoint whose requests are routed.
+func (p *Proxy) turn(at endpoint) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		x := &exchange{p: p, w: w, r: r, at: at, start: time.Now(), outcome: route.Outcome{Result: route.Failed}}
+		x.id = requestID(r.Header.Get("X-Request-Id"))
+		x.out = answer{w: w, flush: http.NewResponseController(w), timeout: p.cfg.ClientTimeout}
+		w.Header().Set("X-Request-Id", x.id)
+		query, problem := x.read()
+		if problem != nil {
+			problem.Write(w)
+			p.metrics.requests.WithLabelValues("none", strconv.Itoa(problem.Status)).Inc()
+			return
+		}
+		p.mu.Lock()
+		var d route.Decision
+		x.turn, d = p.router.Begin(x.start, query)
+		p.mu.Unlock()
+		defer x.finish()
+		x.run(d)
+	}
+}
+
+// run takes a turn through its legs.
+func (x *exchange) run(d route.Decision) {
+	x.line.Route, x.line.Reason = d.Route.String(), string(d.Reason)
+	if d.Route == route.Local {
+		res := x.local(d)
+		switch res.verdict {
+		case served, passedOn, cut, gone:
+			if res.verdict == served {
+				x.line.Reason = "hit"
+			}
+			return
+		}
+		x.p.mu.Lock()
+		x.p.router.Missed(x.turn)
+		x.p.mu.Unlock()
+		x.line.Route, x.line.Reason = "fallback", res.reason
+		took := time.Since(x.start)
+		x.line.FellMillis = millis(took)
+		x.p.metrics.fallback.Observe(took.Seconds())
+	}
+	x.rounds()
+}
+
+// read reads and checks the body and finds out what the router needs to know.
+func (x *exchange) read() (route.Query, *openai.Error) {
+	raw, problem := x.readBody()
+	if problem != nil {
+		return route.Query{}, problem
+	}
+	body, err := splice.Parse(raw)
+	if err != nil {
+		return route.Query{}, openai.BadRequest("", "the body cannot be read: %v", err)
+	}
+	x.body = body
+	for _, key := range []string{"max_tokens", "max_completion_tokens"} {
+		if v := body.Raw(key); v != nil && v[0] != 'n' && (v[0] < '0' || v[0] > '9') {
+			return route.Query{}, openai.BadRequest(key, "%s must be a number that is not negative", key)
+		}
+	}
+	x.tenant = tenantOf(x.r)
+	q := route.Query{Bytes: len(raw)}
+	if x.p.cfg.Append {
+		x.session, _ = route.Resolve(x.p.cfg.Sources, x)
+		if x.session != "" {
+			q.HasSession, q.Session = true, route.KeyOf(x.tenant, x.session)
+			x.key = q.Session
+			if parent := x.r.Header.Get("X-Parent-Session-Id"); parent != "" {
+				q.HasParent, q.Parent = true, route.KeyOf(x.tenant, parent)
+			}
+			q.Eligible = x.eligible()
+			q.FollowUp = x.at.prompt == "messages" && hasAssistant(body.Raw("messages"))
+			x.outcome.End = strings.EqualFold(x.r.Header.Get("X-Session-End"), "true")
+		}
+	}
+	return q, nil
+}
+
+// readBody reads the whole body within the limits of size and time.
+func (x *exchange) readBody() ([]byte, *openai.Error) {
+	limit := x.p.cfg.MaxBody
+	if x.r.ContentLength > limit {
+		x.w.Header().Set("Connection", "close") // the rest of the body is not read
+		return nil, openai.BodyTooLarge(limit)
+	}
+	control := http.NewResponseController(x.w)
+	_ = control.SetReadDeadline(time.Now().Add(x.p.cfg.BodyTimeout)) // a writer without deadlines reads without one
+	var src io.Reader = http.MaxBytesReader(x.w, x.r.Body, limit)
+	var packed *gzip.Reader
+	switch strings.ToLower(x.r.Header.Get("Content-Encoding")) {
+	case "", "identity":
+	case "gzip":
+		var err error
+		if packed, err = gzip.NewReader(src); err != nil {
+			return nil, openai.BadRequest("", "the body is not gzip as its header says")
+		}
+		src = io.LimitReader(packed, limit+1)
+	default:
+		return nil, &openai.Error{Status: http.StatusUnsupportedMediaType, Type: openai.TypeInvalidRequest, Message: "the body's content encoding is not supported: use identity or gzip"}
+	}
+	size := max(x.r.ContentLength, 0)
+	buf := bytes.NewBuffer(make([]byte, 0, min(size, limit)+bytes.MinRead))
+	_, err := buf.ReadFrom(src)
+	_ = control.SetReadDeadline(time.Time{})
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge) || int64(buf.Len()) > limit:
+		return nil, openai.BodyTooLarge(limit)
+	case err != nil:
+		return nil, openai.BadRequest("", "the body could not be read whole")
+	}
+	return buf.Bytes(), nil
+}
+
+// Header implements route.Request.
+func (x *exchange) Header(canonical string) string {
+	if v := x.r.Header[canonical]; len(v) > 0 {
+		return v[0]
+	}
+	return ""
+}
+
+// Member implements route.Request.
+func (x *exchange) Member(name string) (string, bool) { return x.body.String(name) }
+
+// eligible reports whether the request may be attempted locally: one prompt,
+// one answer, and nothing that needs every prompt token computed.
+func (x *exchange) eligible() bool {
+	for _, key := range []string{"n", "best_of"} {
+		if v := x.body.Raw(key); v != nil && v[0] != 'n' && string(v) != "1" {
+			return false
+		}
+	}
+	for _, key := range []string{"echo", "prompt_logprobs", "use_beam_search"} {
+		if v := x.body.Raw(key); v != nil && v[0] != 'n' && v[0] != 'f' {
+			return false
+		}
+	}
+	prompt := x.body.Raw(x.at.prompt)
+	if x.at.prompt != "prompt" || len(prompt) == 0 || prompt[0] != '[' {
+		return true
+	}
+	lists, elements := false, 0
+	splice.Elements(prompt, func(raw []byte) bool {
+		elements++
+		lists = lists || raw[0] == '"' || raw[0] == '['
+		return elements < 2
+	})
+	return !lists || elements < 2
+}
+
+// hasAssistant reports whether a message list holds an answer of the model.
+func hasAssistant(list []byte) bool {
+	found := false
+	splice.Elements(list, func(raw []byte) bool {
+		role, _ := splice.StringOf(splice.Field(raw, "role"))
+		found = role == "assistant"
+		return !found
+	})
+	return found
+}
+
+// finish closes the turn whatever happened: reservations, owner table, trace
+// and metrics.
+func (x *exchange) finish() {
+	if x.r.Context().Err() != nil && x.outcome.Result == route.Failed {
+		x.outcome.Result = route.Cancelled
+	}
+	now := time.Now()
+	x.p.mu.Lock()
+	stopped := x.p.router.Finish(now, x.turn, x.outcome)
+	x.p.mu.Unlock()
+	m := x.p.metrics
+	if stopped {
+		m.stopped.Inc()
+		x.p.cfg.Logger.Warn("a decoder answers local attempts without a cached prefix; attempts on it are stopped", "decoder", x.line.Decoder, "rank", x.line.Rank, "set", "decoder_append_prefill_enable on the decoder, or its preset")
+	}
+	status := x.out.status
+	if status == 0 {
+		status = statusGone
+	}
+	m.requests.WithLabelValues(x.line.Route, strconv.Itoa(status)).Inc()
+	m.reasons.WithLabelValues(x.line.Route, x.line.Reason).Inc()
+	m.total.WithLabelValues(x.line.Route).Observe(now.Sub(x.start).Seconds())
+	if !x.first.IsZero() {
+		m.first.WithLabelValues(x.line.Route).Observe(x.first.Sub(x.start).Seconds())
+		x.line.FirstMillis = millis(x.first.Sub(x.start))
+	}
+	m.tokens.WithLabelValues("prompt").Add(float64(x.outcome.PromptTokens))
+	m.tokens.WithLabelValues("output").Add(float64(x.outcome.OutputTokens))
+	if x.line.Route == "local" && x.outcome.Result == route.Completed {
+		m.tokens.WithLabelValues("cached").Add(float64(x.outcome.CachedTokens))
+		m.tokens.WithLabelValues("suffix").Add(float64(max(x.outcome.PromptTokens-x.outcome.CachedTokens, 0)))
+	}
+	if x.p.trace != nil {
+		x.line.Event, x.line.RequestID, x.line.Session = "route", x.id, printable(x.session, 128)
+		x.line.Status, x.line.Millis = status, millis(now.Sub(x.start))
+		x.line.Prompt, x.line.Cached = x.outcome.PromptTokens, x.outcome.CachedTokens
+		x.p.trace.write(x.line)
+	}
+}
+
+// gone reports whether the client went away.
+func (x *exchange) gone() bool { return x.r.Context().Err() != nil }
+
+// requestID is the client's own id when it is fit to travel in headers and
+// response ids, else a fresh one.
+func requestID(given string) string {
+	if given != "" && len(given) <= 128 {
+		fit := true
+		for i := range len(given) {
+			c := given[i]
+			fit = fit && (c|0x20 >= 'a' && c|0x20 <= 'z' || c >= '0' && c <= '9' || c == '-' || c == '_' || c == '.' || c == ':')
+		}
+		if fit {
+			return given
+		}
+	}
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+// tenantOf separates the sessions of different API keys; empty without a key.
+func tenantOf(r *http.Request) string { return r.Header.Get("Authorization") }
+
+// scopedSession is the session id that the engine sees: the client's own when
+// it has no tenant and is fit for a header, else the digest of both.
+func (x *exchange) scopedSession() string {
+	if x.tenant == "" && len(x.session) <= 256 {
+		fit := true
+		for i := range len(x.session) {
+			fit = fit && x.session[i] > ' ' && x.session[i] < 0x7f
+		}
+		if fit {
+			return x.session
+		}
+	}
+	return hex.EncodeToString(x.key[:])
+}
+
+// context of a leg that ends with the client's request or the given limit
+// between two signs of life.
+func (x *exchange) legContext() (context.Context, context.CancelCauseFunc) {
+	return context.WithCancelCause(x.r.Context())
+}
