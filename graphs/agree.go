@@ -16,6 +16,16 @@ type Vote struct {
 	Bound   int32 // largest width where no row is prefilling, else 0
 }
 
+// Validate reports a vote that no rank can have cast.
+func (v Vote) Validate() error {
+	switch {
+	case v.Mode > Full, v.Tokens < 0, v.Reqs < 0, v.Uniform < 0, v.Bound < 0,
+		v.Reqs > v.Tokens, v.Uniform > 0 && int64(v.Uniform)*int64(v.Reqs) != int64(v.Tokens):
+		return fmt.Errorf("%w: impossible vote %+v", ErrAgreement, v)
+	}
+	return nil
+}
+
 // Vote sums up a rank's own choice for the others.
 func (d *Dispatcher) Vote(b Batch) Vote {
 	return Vote{Mode: d.Select(b).Mode, Tokens: b.Tokens, Reqs: b.Reqs, Uniform: b.Uniform, Bound: b.Bound}

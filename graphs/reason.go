@@ -54,3 +54,31 @@ func (r Reason) String() string {
 	}
 	return fmt.Sprintf("Reason(%d)", uint8(r))
 }
+
+var reasonMeanings = [NumReasons]string{
+	ReasonFull:            "a FULL graph is replayed",
+	ReasonPrefillRow:      "a row runs as a prefill",
+	ReasonFreshOneToken:   "a one-token prompt without context is no decode",
+	ReasonNonUniform:      "the rows have different widths, some without their drafts",
+	ReasonBeyondLadder:    "the step is larger than the largest graph of its kind",
+	ReasonNoWidth:         "no graph has the width of the rows",
+	ReasonEncoderInputs:   "encoder inputs are scheduled",
+	ReasonContextParallel: "context-parallel ranks see a prompt tail with different lengths",
+	ReasonDPPeer:          "another data-parallel rank cannot replay a FULL graph",
+	ReasonPPPeer:          "another pipeline stage cannot replay a FULL graph",
+	ReasonForcedEager:     "eager execution is forced for this step",
+	ReasonNotCaptured:     "the graph has not been captured",
+	ReasonLoRACase:        "no graph for this number of adapters",
+	ReasonModeConfig:      "the configured mode has no FULL graph for such a step",
+	ReasonCascade:         "cascade attention is never part of a FULL graph",
+	ReasonMalformed:       "a row has numbers that no scheduler may produce",
+	ReasonNoTokens:        "nothing is scheduled",
+}
+
+// Meaning says the reason in words.
+func (r Reason) Meaning() string {
+	if r < NumReasons {
+		return reasonMeanings[r]
+	}
+	return r.String()
+}
