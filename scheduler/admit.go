@@ -1,0 +1,299 @@
+package scheduler
+
+import (
+	"github.com/sluice-serving/sluice/connector"
+	"github.com/sluice-serving/sluice/kvcache"
+)
+
+// step is what becomes of the request at the head of the queues.
+type step uint8
+
+const (
+	admitted step = iota // it left the queues
+	passOver             // it stays, and the next one is looked at
+	stop                 // it stays, and nobody after it is looked at
+)
+
+// planWaiting admits waiting requests. Requests that are passed over keep
+// their order and stand, after the plan, in the queue of those that are looked
+// at first.
+func (s *Scheduler) planWaiting(b *budget, p *Plan) {
+	s.passed = s.passed[:0]
+	for s.waiting.len()+s.skipped.len() > 0 && b.tokens > 0 && b.input > b.slots {
+		if len(s.running)+s.idle >= s.cfg.MaxNumSeqs {
+			break
+		}
+		r := s.head()
+		q := s.queueOf(r.place)
+		switch s.admit(r, b, p) {
+		case admitted:
+			continue
+		case stop:
+			if s.stuck() {
+				b.refused = true
+				break
+			}
+			s.putBack()
+			return
+		}
+		q.remove(r)
+		r.place = nowhere
+		s.passed = append(s.passed, r)
+	}
+	s.putBack()
+}
+
+// putBack returns the requests that were passed over.
+func (s *Scheduler) putBack() {
+	for _, r := range s.passed {
+		r.place = inSkipped
+	}
+	s.skipped.front(s.passed)
+	s.passed = s.passed[:0]
+}
+
+// head is the request that is looked at next: of those passed over before, and
+// of the others only if it comes strictly before them.
+func (s *Scheduler) head() *request {
+	w, k := s.waiting.peek(), s.skipped.peek()
+	if k == nil || w != nil && s.waiting.less(w, k) {
+		return w
+	}
+	return k
+}
+
+// stuck is true if nothing that happens by itself will free blocks: nobody
+// runs, nothing is in flight, no load runs and no blocks are held for a
+// connector. A request that finds no room must then not hide those behind it.
+func (s *Scheduler) stuck() bool {
+	return len(s.running) == 0 && len(s.flight) == 0 && len(s.rows) == 0 && s.timers.loads == 0 && s.timers.holds == 0
+}
+
+// admit decides about the request at the head of the queues.
+func (s *Scheduler) admit(r *request, b *budget, p *Plan) step {
+	if !s.ready(r) {
+		return passOver
+	}
+	if r.status == Finished {
+		return admitted // its grammar failed: it left the queues
+	}
+	if r.stale > s.applied && !r.dropStale {
+		return passOver // its late output comes first
+	}
+	if !s.fitsLoRA(r) {
+		return passOver
+	}
+	var hit kvcache.Match
+	var ext connector.Answer
+	if r.computed == 0 {
+		hit = s.lookup(r)
+		switch v, why := s.appendVerdict(r, hit.Tokens); v {
+		case appendRefuse:
+			s.refuse(r, why, int32(hit.Tokens), p)
+			return admitted
+		case appendWait:
+			return passOver
+		}
+		if s.conn != nil {
+			ext = s.ask(r, hit.Tokens)
+			if ext.Pending {
+				p.Pending = append(p.Pending, r.id)
+				return passOver
+			}
+		}
+	}
+	total := r.total()
+	have := r.computed + int32(hit.Tokens) + int32(ext.Tokens)
+	load := ext.Tokens > 0 && ext.Async
+	var n, pad int32
+	if !load {
+		n, pad = s.admissionTokens(r, total-have, have, b)
+		if n <= 0 {
+			return stop
+		}
+	}
+	if !s.allocate(r, hit, ext, n, load, p) {
+		return stop
+	}
+	if s.conn != nil {
+		s.conn.Allocated(r.known(), s.tablesOf(r), hit.Tokens, ext.Tokens)
+	}
+	s.recordLookup(r, hit.Tokens, ext.Tokens)
+	s.queueOf(r.place).remove(r)
+	r.place = nowhere
+	r.computed = have
+	s.unwait(r)
+	if load {
+		s.startLoad(r, int32(hit.Tokens), int32(ext.Tokens), ext.Timeout, p)
+		return admitted
+	}
+	if ext.Tokens > 0 {
+		s.addLoad(r, int32(hit.Tokens), have, false, p)
+	}
+	kind := RowNew
+	if r.status == Preempted && s.cfg.Executor == CachedResume {
+		kind = RowResumed
+	}
+	r.status = Running
+	r.place = inRunning
+	s.running = append(s.running, r)
+	r.prefill = total
+	r.prefilling = have+n < total
+	if r.prefilling {
+		b.prefills++
+	}
+	b.take(n)
+	s.rows = append(s.rows, rowDraft{
+		r: r, n: n, drafts: pad, placeholders: pad, kind: kind, grown: true, local: int32(hit.Tokens), external: int32(ext.Tokens),
+	})
+	s.addLoRA(r)
+	return admitted
+}
+
+// ready is false while the request waits for something else than room. What
+// has arrived meanwhile is taken up here.
+func (s *Scheduler) ready(r *request) bool {
+	switch r.status {
+	case WaitingKV:
+		if !r.load.done {
+			return false
+		}
+		s.takeLoad(r)
+	case WaitingGrammar:
+		switch r.req.Grammar {
+		case GrammarReady:
+			s.unwait(r)
+			r.status = Waiting
+		case GrammarFailed:
+			s.fail(r, ErrGrammar)
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// takeLoad makes what an asynchronous load brought usable. All of it is
+// matchable from now on. A prompt that is there whole has its last token
+// computed again, in place, because the step must yield a token.
+func (s *Scheduler) takeLoad(r *request) {
+	r.load.done = false
+	s.unwait(r)
+	r.status = Waiting
+	if r.preemptions > 0 {
+		r.status = Preempted
+	}
+	if r.load.failed && r.computed == 0 {
+		if r.seq.Open() {
+			s.must(s.cache.Free(&r.seq))
+		}
+		r.prefilling = false
+	} else {
+		s.must(s.cache.Publish(&r.seq, r.tokens, int(r.computed)))
+		if r.computed == r.total() {
+			r.computed--
+		}
+	}
+	r.load.failed = false
+}
+
+// lookup is the request's local hit. The last token is always computed, since
+// a step must yield a token for it.
+func (s *Scheduler) lookup(r *request) kvcache.Match {
+	if r.req.SkipCacheRead {
+		return kvcache.Match{}
+	}
+	return s.cache.Match(r.req.Namespace, r.tokens, len(r.tokens)-1)
+}
+
+// ask is the connector's answer beyond a local hit, cut to what the prompt can
+// use: tokens that come into this step leave one to compute.
+func (s *Scheduler) ask(r *request, local int) connector.Answer {
+	ext := s.conn.Lookup(r.known(), local)
+	if ext.Pending {
+		if r.deadline == Never {
+			s.wait(r, s.now.Add(orDefault(ext.Timeout, s.cfg.LookupTimeout)))
+		}
+		if r.deadline > s.now {
+			return ext
+		}
+		return connector.Answer{} // it has waited long enough
+	}
+	most := len(r.tokens) - local
+	if !ext.Async {
+		most--
+	}
+	ext.Tokens = min(max(ext.Tokens, 0), most)
+	return ext
+}
+
+// admissionTokens is the number of tokens of an admission's first row, of them
+// pad placeholder drafts; 0 if it must wait for a larger budget.
+func (s *Scheduler) admissionTokens(r *request, left, have int32, b *budget) (n, pad int32) {
+	n = left
+	room := b.room()
+	if t := int32(s.cfg.LongPrefillThreshold); t > 0 {
+		n = min(n, t)
+	}
+	if n > room && s.cfg.Chunking == WholePrefill {
+		return 0, 0
+	}
+	return min(n, room), 0
+}
+
+// allocate takes the blocks of an admission, all or nothing.
+func (s *Scheduler) allocate(r *request, hit kvcache.Match, ext connector.Answer, n int32, load bool, p *Plan) bool {
+	fresh := !r.seq.Open()
+	if fresh {
+		s.must(s.cache.Attach(&r.seq, r.req.Namespace))
+	}
+	a := kvcache.Alloc{
+		Tokens: r.tokens, Hit: hit, Computed: int(r.computed), External: ext.Tokens, New: int(n), Lookahead: int(s.lookahead),
+		MaxTokens: int(s.maxLen), InFlight: int(r.inFlight),
+	}
+	if s.cfg.Admission == WholeSequence {
+		a.WholeSequence = len(r.tokens)
+	}
+	if len(s.running) > 0 {
+		a.Watermark = int(s.cfg.Watermark * float64(s.cache.Usable()+1))
+	}
+	if load {
+		a.Lookahead = 0
+		a.Publish = kvcache.PublishLater
+		a.Reserve = s.reserved()
+	}
+	before := max(r.seq.Published(), hit.Tokens/int(s.blockSize))
+	g, err := s.cache.Allocate(&r.seq, &a)
+	s.must(err)
+	if !g.OK && fresh {
+		s.must(s.cache.Free(&r.seq))
+	}
+	if g.OK {
+		s.notePublished(r, before, p)
+	}
+	return g.OK
+}
+
+// reserved is the number of blocks that prefills under way still need for
+// their whole sequences. Only loads leave them alone.
+func (s *Scheduler) reserved() int {
+	n := 0
+	need := func(r *request) bool {
+		if r.prefilling {
+			blocks := (int(min(r.total(), s.maxLen)) + int(s.blockSize) - 1) / int(s.blockSize)
+			for g := range s.groups {
+				n += max(blocks-len(r.seq.Table(int(g))), 0)
+			}
+		}
+		return true
+	}
+	for _, r := range s.running {
+		need(r)
+	}
+	for _, r := range s.passed {
+		need(r)
+	}
+	s.skipped.each(need)
+	s.waiting.each(need)
+	return n
+}

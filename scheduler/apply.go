@@ -1,0 +1,246 @@
+package scheduler
+
+// Apply takes the result of the oldest plan in flight and returns what the
+// requests have gained, in the order of the plan's rows: first the ends that
+// are not a row's, such as refusals. The outputs are valid until the next
+// Apply. An error changes nothing, and the plan stays in flight.
+//
+// Order of effects: blocks that the plan kept from reuse return; tokens are
+// appended one by one, each followed by the stop rules, and what comes after
+// an end is dropped; requests that ended give their blocks back.
+func (s *Scheduler) Apply(p *Plan, res Result) ([]Output, error) {
+	if err := s.checkResult(p, &res); err != nil {
+		return nil, err
+	}
+	s.flight = append(s.flight[:0], s.flight[1:]...)
+	p.state = planApplied
+	s.applied = p.Seq
+	s.lift()
+	s.outs = s.outs[:0]
+	s.flushEarly(p.Seq)
+	if res.Outcome == Failed {
+		s.failStep(p)
+	}
+	s.applyRows(p, &res)
+	s.flushEarly(0)
+	s.stats.Steps++
+	s.dirty = s.dirty || p.Rows() > 0 || len(s.outs) > 0
+	s.spare = append(s.spare, p)
+	return s.outs, nil
+}
+
+// flushEarly hands out the outputs that belong to no row: those of plans up to
+// seq, or those that wait for no plan if seq is 0.
+func (s *Scheduler) flushEarly(seq uint64) {
+	kept := s.early[:0]
+	for _, e := range s.early {
+		if (seq == 0) == (e.seq == 0) && e.seq <= seq {
+			s.outs = append(s.outs, e.out)
+		} else {
+			kept = append(kept, e)
+		}
+	}
+	clear(s.early[len(kept):])
+	s.early = kept
+}
+
+// checkResult refuses a plan or a result that does not fit.
+func (s *Scheduler) checkResult(p *Plan, res *Result) error {
+	switch {
+	case p == nil || p.owner != s:
+		return ErrForeignPlan
+	case p.state != planInFlight:
+		return ErrStalePlan
+	case s.flight[0] != p:
+		return ErrPlanOrder
+	case res.Outcome > Failed:
+		return &ResultError{p.Seq, -1, "unknown outcome"}
+	case res.Outcome == Failed:
+		return nil
+	}
+	rows := p.Rows()
+	if res.Counts != nil && len(res.Counts) != rows {
+		return &ResultError{p.Seq, -1, "Counts does not have an entry per row"}
+	}
+	if res.DraftCounts != nil && len(res.DraftCounts) != rows {
+		return &ResultError{p.Seq, -1, "DraftCounts does not have an entry per row"}
+	}
+	tokens := 0
+	if res.Counts == nil {
+		for _, n := range p.Samples {
+			tokens += int(n)
+		}
+	} else {
+		for i, n := range res.Counts {
+			if n < 0 || n > 0 && (p.Samples[i] == 0 || n > p.Drafts[i]+1) {
+				return &ResultError{p.Seq, i, "a number of tokens that the row cannot have"}
+			}
+			tokens += int(n)
+		}
+	}
+	if tokens != len(res.Tokens) {
+		return &ResultError{p.Seq, -1, "Tokens does not have as many entries as the rows need"}
+	}
+	if i := outOfVocabulary(res.Tokens, s.cfg.VocabSize); i >= 0 {
+		return &ResultError{p.Seq, -1, "a token is outside the vocabulary"}
+	}
+	drafts := 0
+	for i, n := range res.DraftCounts {
+		if n < 0 || int(n) > s.cfg.Drafts {
+			return &ResultError{p.Seq, i, "a number of drafts that is not configured"}
+		}
+		drafts += int(n)
+	}
+	if drafts != len(res.Drafts) {
+		return &ResultError{p.Seq, -1, "Drafts does not have as many entries as DraftCounts says"}
+	}
+	if i := outOfVocabulary(res.Drafts, s.cfg.VocabSize); i >= 0 {
+		return &ResultError{p.Seq, -1, "a draft is outside the vocabulary"}
+	}
+	for _, i := range res.GrammarErrors {
+		if i < 0 || int(i) >= rows {
+			return &ResultError{p.Seq, int(i), "GrammarErrors names no row"}
+		}
+	}
+	return nil
+}
+
+// applyRows gives every row its tokens.
+func (s *Scheduler) applyRows(p *Plan, res *Result) {
+	tokens, drafts := res.Tokens, res.Drafts
+	failed := res.Outcome == Failed
+	ended := 0
+	for i, id := range p.Requests {
+		n := 0
+		if !failed {
+			n = int(p.Samples[i])
+			if res.Counts != nil {
+				n = int(res.Counts[i])
+			}
+		}
+		got := tokens[:n]
+		tokens = tokens[n:]
+		var proposed []Token
+		if res.DraftCounts != nil && !failed {
+			k := res.DraftCounts[i]
+			proposed, drafts = drafts[:k], drafts[k:]
+		}
+		r := s.slots.get(id)
+		if r == nil || r.status == Finished {
+			continue
+		}
+		r.inFlight -= p.Scheduled[i]
+		if failed || p.Seq <= r.void {
+			continue
+		}
+		stale := p.Seq <= r.stale
+		if stale && r.dropStale {
+			continue
+		}
+		if s.applyRow(p, i, r, got, proposed, stale, res) {
+			ended++
+		}
+	}
+	if ended > 0 {
+		s.compactRunning()
+	}
+}
+
+// applyRow gives a row its tokens and reports whether a running request ended.
+func (s *Scheduler) applyRow(p *Plan, i int, r *request, got, proposed []Token, stale bool, res *Result) bool {
+	async := s.cfg.Scheduling == Async
+	if d := p.Drafts[i]; d > 0 && len(got) > 0 {
+		accepted := int32(len(got) - 1)
+		s.stats.drafted(p, i, accepted)
+		if !stale {
+			r.computed -= d - accepted
+			if async {
+				r.placeholders -= d - accepted
+			}
+		}
+	}
+	if len(got) == 0 {
+		return false
+	}
+	first := r.total()
+	reason, why := NotFinished, StopNone
+	for _, t := range got {
+		r.tokens = s.push(r, t)
+		if reason, why = r.ended(); reason != NotFinished {
+			break
+		}
+	}
+	kept := r.total() - first
+	s.stats.Generated += uint64(kept)
+	if async && !stale {
+		r.placeholders -= kept
+		if known := r.computed - r.placeholders; r.status == Running && !r.seq.Covers(int(known), 0) {
+			s.must(s.cache.Publish(&r.seq, r.tokens, int(min(known, r.total()))))
+		}
+	}
+	out := Output{Request: id(r), ID: r.req.ID, Tokens: r.tokens[first:r.total():r.total()]}
+	if !r.started {
+		r.started = true
+		out.First, out.Cached, out.External = true, r.cached, r.external
+	}
+	if reason == NotFinished {
+		for _, row := range res.GrammarErrors {
+			if int(row) == i {
+				reason = FinishError
+				out.Err = ErrGrammar
+				r.req.Resumable = false
+			}
+		}
+	}
+	if reason == NotFinished {
+		if len(proposed) > 0 && !r.chunk {
+			r.draftTokens = append(r.draftTokens[:0], proposed...)
+			r.drafts = int32(len(proposed))
+		}
+		s.outs = append(s.outs, out)
+		return false
+	}
+	out.Finish, out.Stop = reason, why
+	if why == StopID {
+		out.StopToken = r.tokens[r.total()-1]
+	}
+	if r.req.Resumable {
+		s.outs = append(s.outs, out)
+		return s.endTurn(r)
+	}
+	running := r.place == inRunning
+	if running {
+		r.place = nowhere // taken out of the list by compactRunning
+	}
+	end := s.finish(r, reason)
+	out.Params = end.Params
+	s.outs = append(s.outs, out)
+	return running
+}
+
+func id(r *request) RequestID { return r.id }
+
+// push appends a token to the request's own. Room grows by halves, and never
+// beyond what the request may reach.
+func (s *Scheduler) push(r *request, t Token) []Token {
+	if len(r.tokens) == cap(r.tokens) {
+		n := len(r.tokens)
+		room := min(int(r.limit)-n, max(256, n/8))
+		grown := make([]Token, n, n+max(room, 1))
+		copy(grown, r.tokens)
+		r.tokens = grown
+	}
+	return append(r.tokens, t)
+}
+
+// compactRunning takes requests out of the running list that have left it.
+func (s *Scheduler) compactRunning() {
+	kept := s.running[:0]
+	for _, r := range s.running {
+		if r.place == inRunning {
+			kept = append(kept, r)
+		}
+	}
+	clear(s.running[len(kept):])
+	s.running = kept
+}

@@ -1,0 +1,434 @@
+package scheduler
+
+import (
+	"github.com/sluice-serving/sluice/connector"
+	"github.com/sluice-serving/sluice/graphs"
+	"github.com/sluice-serving/sluice/kvcache"
+)
+
+// budget is what a plan may still hand out.
+type budget struct {
+	tokens int32 // scheduled tokens left
+	input  int32 // scheduled tokens and drafter slots left
+	slots  int32 // drafter slots per row
+	drafts int32 // K of this plan
+
+	preempted bool // somebody was preempted: nobody is admitted
+	starved   bool // blocks that plans in flight still write would help: nobody takes the free ones
+	prefills  int  // rows of this plan that are prefill chunks
+	refused   bool // an admission found no room
+}
+
+func (b *budget) take(n int32) {
+	b.tokens -= n
+	b.input -= n + b.slots
+}
+
+func (b *budget) giveBack(n int32) {
+	b.tokens += n
+	b.input += n + b.slots
+}
+
+// room is the number of tokens that one more row may have.
+func (b *budget) room() int32 { return min(b.tokens, b.input-b.slots) }
+
+// rowDraft is a row while the plan is being made.
+type rowDraft struct {
+	r            *request
+	n            int32
+	drafts       int32
+	placeholders int32
+	from         int32 // first position of the block table that is reported
+	local        int32
+	external     int32
+	kind         RowKind
+	grown        bool // the table has grown
+	gone         bool // taken back
+}
+
+// Plan makes the next step. It returns nil if as many plans are in flight as
+// Config.InFlight allows. now is the caller's clock; a value before that of
+// the previous call counts as equal to it.
+//
+// First it acts on deadlines that have passed. Then running requests get their
+// tokens, in the order of their admission; one that finds no block preempts
+// another. If nobody was preempted, waiting requests are admitted while budget,
+// slots and blocks last.
+func (s *Scheduler) Plan(now Time) *Plan {
+	if len(s.flight) >= s.cfg.InFlight {
+		return nil
+	}
+	s.now = max(s.now, now)
+	s.expire()
+	p := s.nextPlan()
+	b := budget{
+		tokens: int32(s.cfg.MaxScheduledTokens), input: int32(s.cfg.MaxBatchedTokens),
+		slots: int32(s.cfg.DraftSlots), drafts: s.draftWidth(),
+	}
+	if s.paused == PauseAll {
+		b.tokens = 0
+	}
+	s.rows = s.rows[:0]
+	s.loras = s.loras[:0]
+	s.planRunning(&b, p)
+	if !b.preempted && !b.starved && s.paused == Unpaused {
+		s.planWaiting(&b, p)
+	}
+	s.fill(p, &b)
+	s.news.moveTo(p)
+	p.Free = int32(s.cache.Available())
+	if p.Rows() == 0 {
+		p.Waits = s.waits(p)
+		s.dirty = false
+	}
+	s.stats.planned(p)
+	p.state = planInFlight
+	s.flight = append(s.flight, p)
+	return p
+}
+
+// nextPlan is an empty plan with the next number.
+func (s *Scheduler) nextPlan() *Plan {
+	var p *Plan
+	if n := len(s.spare); n > 0 {
+		p = s.spare[n-1]
+		s.spare = s.spare[:n-1]
+	} else {
+		p = &Plan{owner: s, Groups: s.groups}
+	}
+	p.reset()
+	s.seq++
+	p.Seq, p.Now = s.seq, s.now
+	return p
+}
+
+// draftWidth is the K of a plan.
+func (s *Scheduler) draftWidth() int32 {
+	if d := s.cfg.DynamicDrafts; len(d) > 0 {
+		return int32(d[min(len(s.running), len(d)-1)])
+	}
+	return int32(s.cfg.Drafts)
+}
+
+// planRunning gives running requests their tokens.
+func (s *Scheduler) planRunning(b *budget, p *Plan) {
+	limit := int32(s.cfg.LongPrefillThreshold)
+	for i := 0; i < len(s.running) && b.tokens > 0 && b.input > b.slots; i++ {
+		r := s.running[i]
+		// An earlier plan in flight brings it to its end, even if every draft
+		// is rejected.
+		if r.placeholders > 0 && r.computed+2-r.placeholders >= r.limit {
+			continue
+		}
+		total := r.total()
+		n := total + r.drafts + r.placeholders - r.computed
+		if limit > 0 {
+			n = min(n, limit)
+		}
+		n = min(n, b.room(), s.maxLen-r.computed-1)
+		if n <= 0 {
+			continue
+		}
+		from, grown := int32(len(r.seq.Table(0))), false
+		if !r.seq.Covers(int(r.computed+n), int(s.lookahead)) {
+			if b.starved {
+				continue
+			}
+			kept := i
+			if !s.makeRoom(r, n, &kept, b, p) {
+				if b.starved {
+					continue
+				}
+				return
+			}
+			i, grown = kept, true
+		}
+		b.take(n)
+		if r.chunk {
+			b.prefills++
+		}
+		drafts := max(n+r.computed-total-r.placeholders, 0)
+		s.rows = append(s.rows, rowDraft{r: r, n: n, drafts: drafts, from: from, kind: RowRunning, grown: grown})
+		s.addLoRA(r)
+	}
+}
+
+// makeRoom allocates what a running request needs for n more tokens, and
+// preempts others until it can. at is the request's index among the running
+// ones, which moves if one before it is preempted. It is false if the request
+// does not run in this plan: it was preempted itself, or b.starved is set.
+func (s *Scheduler) makeRoom(r *request, n int32, at *int, b *budget, p *Plan) bool {
+	a := kvcache.Alloc{
+		Tokens: r.tokens, Computed: int(r.computed), New: int(n), Lookahead: int(s.lookahead),
+		MaxTokens: int(s.maxLen), InFlight: int(r.inFlight),
+	}
+	for {
+		before := r.seq.Published()
+		g, err := s.cache.Allocate(&r.seq, &a)
+		s.must(err)
+		if g.OK {
+			s.notePublished(r, before, p)
+			return true
+		}
+		if s.fencedCount > 0 && g.Need.New <= s.cache.Available()+s.fencedCount {
+			b.starved = true
+			return false
+		}
+		v := s.victim()
+		self := s.running[v] == r
+		s.preemptAt(v, b, p)
+		if self {
+			return false
+		}
+		if v < *at {
+			*at--
+		}
+	}
+}
+
+// notePublished remembers which blocks the plan has made matchable before they
+// are computed.
+func (s *Scheduler) notePublished(r *request, before int, p *Plan) {
+	upto := r.seq.Published()
+	if upto <= before {
+		return
+	}
+	for g := range int(s.groups) {
+		for _, b := range r.seq.Table(g)[before:upto] {
+			if b != kvcache.NullBlock {
+				p.published = append(p.published, b)
+			}
+		}
+	}
+}
+
+// victim is the index of the running request that gives way.
+func (s *Scheduler) victim() int {
+	last := len(s.running) - 1
+	switch {
+	case s.cfg.Policy != Priority:
+		return last
+	}
+	// The least urgent; the last of several that are equal by priority and
+	// arrival is not distinguished from the first.
+	worst := 0
+	for i, r := range s.running {
+		w := s.running[worst]
+		if r.req.Priority > w.req.Priority || r.req.Priority == w.req.Priority && r.req.Arrival > w.req.Arrival {
+			worst = i
+		}
+	}
+	return worst
+}
+
+// preemptAt takes the running request at an index out, and its row if the plan
+// has one.
+func (s *Scheduler) preemptAt(i int, b *budget, p *Plan) {
+	r := s.running[i]
+	for j := range s.rows {
+		if d := &s.rows[j]; d.r == r && !d.gone {
+			d.gone = true
+			b.giveBack(d.n)
+			if r.chunk {
+				b.prefills--
+			}
+			p.RolledBack = append(p.RolledBack, r.id)
+			s.dropLoRA()
+			// What the row was to compute is matchable already.
+			var err error
+			s.holders, err = s.cache.Retract(&r.seq, int(r.computed), s.holders[:0])
+			s.must(err)
+		}
+	}
+	b.preempted = true
+	s.running = append(s.running[:i], s.running[i+1:]...)
+	r.place = nowhere
+	s.preempt(r, s.dropStale)
+}
+
+// preempt takes a running request's blocks away and queues it again.
+func (s *Scheduler) preempt(r *request, drop bool) {
+	saved := s.conn != nil && s.conn.Preempting(r.known(), s.tablesOf(r), int(max(r.computed-r.inFlight, 0)))
+	s.freeFenced(r)
+	s.news.preempted(r.id, saved)
+	s.stats.Preemptions++
+	r.preemptions++
+	undrained := r.stale > s.applied && r.dropStale
+	if r.lastSeq > s.applied {
+		r.stale = r.lastSeq
+		r.dropStale = drop || undrained
+	}
+	r.computed, r.placeholders, r.drafts = 0, 0, 0
+	r.draftTokens = r.draftTokens[:0]
+	r.prefilling, r.chunk = false, false
+	if s.cfg.Recompute == RecomputeAway && !saved && s.conn != nil {
+		s.sendAway(r)
+		return
+	}
+	r.status = Preempted
+	r.place = inWaiting
+	s.waiting.front([]*request{r})
+}
+
+// tablesOf is the request's block table; nil before it has one.
+func (s *Scheduler) tablesOf(r *request) connector.Tables {
+	if !r.seq.Open() {
+		return nil
+	}
+	for g := range s.tables {
+		s.tables[g] = r.seq.Table(g)
+	}
+	return s.tables
+}
+
+// computedTables is tablesOf, cut to the blocks of the first n tokens.
+func (s *Scheduler) computedTables(r *request, n int32) connector.Tables {
+	t := s.tablesOf(r)
+	blocks := int((n + s.blockSize - 1) / s.blockSize)
+	for g := range t {
+		t[g] = t[g][:min(blocks, len(t[g]))]
+	}
+	return t
+}
+
+// must panics on an error of the cache: the scheduler keeps its rules, so one
+// is a broken invariant.
+func (s *Scheduler) must(err error) {
+	if err != nil {
+		panic("scheduler: " + err.Error())
+	}
+}
+
+// fill writes the rows into the plan and advances the requests.
+func (s *Scheduler) fill(p *Plan, b *budget) {
+	async := s.cfg.Scheduling == Async
+	for i := range s.rows {
+		d := &s.rows[i]
+		if d.gone {
+			continue
+		}
+		r := d.r
+		total, from, to := r.total(), r.computed, r.computed+d.n
+		p.Requests = append(p.Requests, r.id)
+		p.Kinds = append(p.Kinds, d.kind)
+		p.Scheduled = append(p.Scheduled, d.n)
+		p.Drafts = append(p.Drafts, d.drafts)
+		p.Placeholders = append(p.Placeholders, d.placeholders)
+		p.Computed = append(p.Computed, from)
+		p.Prefill = append(p.Prefill, r.prefill)
+		p.Outputs = append(p.Outputs, r.outputs()+r.placeholders)
+		p.LocalHits = append(p.LocalHits, d.local)
+		p.ExternalHits = append(p.ExternalHits, d.external)
+		if from+1 == to && to <= total {
+			p.Inputs = append(p.Inputs, r.tokens[from])
+		} else {
+			s.inputs(p, d)
+		}
+		p.InputsAt = append(p.InputsAt, int32(len(p.Inputs)))
+		if d.kind == RowNew && s.cfg.Executor == NewResume {
+			p.Known = append(p.Known, r.tokens...)
+		}
+		p.KnownAt = append(p.KnownAt, int32(len(p.Known)))
+		for g := range int(s.groups) {
+			p.TableFrom = append(p.TableFrom, d.from)
+			if d.grown {
+				p.Blocks = append(p.Blocks, r.seq.Table(g)[d.from:]...)
+			}
+			p.BlocksAt = append(p.BlocksAt, int32(len(p.Blocks)))
+		}
+		p.Total += d.n
+
+		r.computed = to
+		r.inFlight += d.n
+		r.lastSeq = p.Seq
+		r.chunk = to < total+r.placeholders
+		var samples uint8
+		if !r.chunk {
+			samples = 1
+			r.prefilling = false
+			if r.grammar {
+				p.GrammarRows = append(p.GrammarRows, int32(len(p.Requests)-1))
+			}
+		}
+		p.Samples = append(p.Samples, samples)
+		r.drafts = 0
+		r.draftTokens = r.draftTokens[:0]
+		if async && !r.chunk {
+			r.placeholders += 1 + d.drafts
+			r.drafts = b.drafts
+		}
+	}
+	p.LoRAs = int32(len(s.loras))
+	if len(s.running) > 0 {
+		for range s.groups {
+			p.CommonPrefix = append(p.CommonPrefix, 0)
+		}
+		p.CommonPrefix[0] = int32(s.cache.CommonPrefix(&s.running[0].seq))
+	} else {
+		for range s.groups {
+			p.CommonPrefix = append(p.CommonPrefix, 0)
+		}
+	}
+	if s.graph != nil && p.Rows() > 0 {
+		n := p.Rows()
+		if cap(p.Verdicts) < n {
+			p.Verdicts = make([]graphs.RowVerdict, n, max(n, s.cfg.MaxNumSeqs))
+		}
+		p.Verdicts = p.Verdicts[:n]
+		p.Graph = s.graph.Dispatch(p.GraphRows(), graphs.Step{LoRAs: p.LoRAs}, p.Verdicts)
+	}
+}
+
+// inputs writes the token ids of a row that is more than one known token.
+func (s *Scheduler) inputs(p *Plan, d *rowDraft) {
+	r := d.r
+	total, from, to := r.total(), r.computed, r.computed+d.n
+	if from < total {
+		p.Inputs = append(p.Inputs, r.tokens[from:min(to, total)]...)
+	}
+	for i := max(from, total); i < to; i++ {
+		tok := Unknown
+		if j := int(i - total - r.placeholders); d.placeholders == 0 && j >= 0 && j < len(r.draftTokens) {
+			tok = r.draftTokens[j]
+		}
+		p.Inputs = append(p.Inputs, tok)
+	}
+}
+
+// addLoRA counts the request's adapter among those of the plan.
+func (s *Scheduler) addLoRA(r *request) {
+	id := r.req.Namespace.LoRA
+	if id == (kvcache.LoRA{}) {
+		return
+	}
+	for _, have := range s.loras {
+		if have == id {
+			return
+		}
+	}
+	s.loras = append(s.loras, id)
+}
+
+// dropLoRA recounts the adapters after a row was taken back.
+func (s *Scheduler) dropLoRA() {
+	s.loras = s.loras[:0]
+	for i := range s.rows {
+		if !s.rows[i].gone {
+			s.addLoRA(s.rows[i].r)
+		}
+	}
+}
+
+// fitsLoRA is false if the request's adapter would be one too many.
+func (s *Scheduler) fitsLoRA(r *request) bool {
+	id := r.req.Namespace.LoRA
+	if s.cfg.MaxLoRAs == 0 || id == (kvcache.LoRA{}) || len(s.loras) < s.cfg.MaxLoRAs {
+		return true
+	}
+	for _, have := range s.loras {
+		if have == id {
+			return true
+		}
+	}
+	return false
+}
