@@ -1,0 +1,87 @@
+package main
+
+import (
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/graphs"
+	"github.com/sluice-serving/sluice/internal/engine"
+	"github.com/sluice-serving/sluice/internal/engine/server"
+)
+
+// deviceLost is the exit status of an engine whose device is lost: whoever
+// started it starts it again.
+const deviceLost = 75
+
+func newServeCmd() *cobra.Command {
+	var (
+		cfg                                              engine.Config
+		run                                              server.RunOptions
+		transfer, additional, refusal, graphMode, policy string
+		prefix, noPrefix, async, noAsync, noise          bool
+	)
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Serve a model over the OpenAI HTTP interface",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var errs [5]error
+			cfg.KVTransfer, errs[0] = engine.ParseKVTransfer(transfer)
+			cfg.Additional, errs[1] = engine.ParseAdditional(additional)
+			cfg.AppendRefusal, errs[2] = engine.ParseAppendRefusal(refusal)
+			cfg.GraphMode, errs[3] = graphs.ParseModeConfig(graphMode)
+			cfg.GraphPolicy, errs[4] = graphs.ParsePolicy(policy)
+			if err := errors.Join(errs[:]...); err != nil {
+				return err
+			}
+			cfg.NoPrefix = noPrefix || !prefix
+			cfg.Sync = noAsync || !async
+			if noise {
+				run.Noise = server.NoiseAllowed
+			}
+			run.Out = cmd.OutOrStdout()
+			run.Logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			err := server.Run(cmd.Context(), cfg, run)
+			if errors.Is(err, ascendrt.ErrDeviceLost) {
+				return &exitError{deviceLost, err}
+			}
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&run.Host, "host", "127.0.0.1", "address to listen on")
+	f.IntVar(&run.Port, "port", 8000, "port to listen on; 0: any free one")
+	f.StringVar(&cfg.Model, "model", "builtin", "model to serve")
+	f.StringVar(&cfg.ServedModelName, "served-model-name", "", "name that requests use (default the model's)")
+	f.StringVar(&cfg.Device, "device", "host", "device to run on")
+	f.IntVar(&cfg.DeviceWorkers, "device-workers", 0, "CPU cores per operation of the host device; 0: all")
+	f.IntVar(&cfg.DataParallel, "data-parallel-size", 1, "ranks behind the port")
+	f.IntVar(&cfg.BlockSize, "block-size", 16, "tokens per KV block")
+	f.IntVar(&cfg.KVBlocks, "num-kv-blocks", 2048, "KV blocks per rank")
+	f.IntVar(&cfg.MaxSeqs, "max-num-seqs", 64, "requests that run at once per rank")
+	f.IntVar(&cfg.MaxTokens, "max-num-batched-tokens", 512, "tokens per step and rank")
+	f.IntVar(&cfg.MaxModelLen, "max-model-len", 4096, "tokens of prompt and output")
+	f.IntVar(&cfg.MaxQueue, "max-queue", 4096, "requests per rank, running or waiting, above which new ones get 429")
+	f.Float64Var(&cfg.Watermark, "watermark", 0, "share of KV blocks that admissions leave free")
+	f.BoolVar(&prefix, "enable-prefix-caching", true, "reuse the KV of equal prefixes")
+	f.BoolVar(&noPrefix, "no-enable-prefix-caching", false, "compute every prompt in full")
+	f.BoolVar(&async, "async-scheduling", true, "plan the next step while one runs")
+	f.BoolVar(&noAsync, "no-async-scheduling", false, "plan a step after the one before it")
+	f.StringVar(&graphMode, "cudagraph-mode", graphs.ModeFullAndPiecewise.String(), "graphs to capture: NONE, PIECEWISE, FULL, FULL_DECODE_ONLY, FULL_AND_PIECEWISE")
+	f.StringVar(&policy, "graph-policy", graphs.OneNewTokenHardened.String(), "prefilling rows that decode graphs take")
+	f.BoolVar(&cfg.GraphMetrics, "cudagraph-metrics", false, "log a table of graph use when the engine ends")
+	f.BoolVar(&cfg.Eager, "enforce-eager", false, "use no graphs")
+	f.StringVar(&transfer, "kv-transfer-config", "", "JSON object: kv_connector, kv_role and their options")
+	f.StringVar(&additional, "additional-config", "", "JSON object: scheduler_config")
+	f.IntVar(&cfg.KVPort, "kv-port", 0, "port of the connector's side channel of rank 0; 0: any free one")
+	f.StringVar(&refusal, "append-refusal", engine.RefuseStatus.String(), "how a refused append attempt is reported: 412 or in-band")
+	f.Float64Var(&cfg.CacheHitThreshold, "global-cache-hit-threshold", 0, "share of a prompt, 0 to 1, that must be cached")
+	f.StringVar(&run.TraceFile, "trace-file", "", "append a JSON line per decision to this file")
+	f.DurationVar(&cfg.DrainTimeout, "drain-timeout", 30*time.Second, "how long running requests may go on after a stop")
+	f.BoolVar(&noise, "enable-kv-noise", false, "let requests with kv_noise run on KV that was overwritten: the control of identity checks")
+	return cmd
+}

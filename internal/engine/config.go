@@ -1,0 +1,293 @@
+package engine
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/sluice-serving/sluice/graphs"
+	"github.com/sluice-serving/sluice/kvcache"
+)
+
+// Config is what an operator can choose. The zero value of a field means the
+// default that its comment names.
+type Config struct {
+	Model           string // "builtin", the default: the model that the binary carries
+	ServedModelName string // the name that requests use; default Model
+	Device          string // "host", the default
+	DeviceWorkers   int    // CPU cores per operation of the host device; default all
+
+	BlockSize    int     // tokens per KV block; default 16
+	KVBlocks     int     // blocks per rank besides the null block; default 2,048
+	NoPrefix     bool    // switches prefix caching off
+	MaxSeqs      int     // requests that run at once per rank; default 64
+	MaxTokens    int     // tokens per step and rank; default 512
+	MaxModelLen  int     // tokens of prompt and output; default 4,096, at most the model's
+	MaxQueue     int     // requests per rank, running or waiting, above which new ones get 429; default 4,096
+	Watermark    float64 // share of blocks that admissions leave free; default 0
+	DataParallel int     // ranks behind the one HTTP port; default 1
+
+	Sync         bool              // plans one step at a time; the default plans the next one while a step runs
+	GraphMode    graphs.ModeConfig // default FULL_AND_PIECEWISE
+	GraphPolicy  graphs.Policy     // default one-new-token-hardened
+	Eager        bool              // no graphs at all
+	GraphMetrics bool              // logs a table of graph use at the end
+
+	KVTransfer KVTransfer
+	Additional Additional
+	KVPort     int // port of the connector's side channel of rank 0; rank r listens on KVPort+r; 0: any free port
+
+	AppendRefusal     AppendRefusal // how a refused append attempt is reported; default 412
+	CacheHitThreshold float64       // share of the prompt, 0 to 1, that must be cached unless a request says otherwise; default 0
+
+	DrainTimeout time.Duration // how long running requests may go on after a stop; default 30 s
+}
+
+// AppendRefusal says how a refused append attempt reaches the client.
+type AppendRefusal uint8
+
+const (
+	// RefuseStatus answers 412 before any other byte.
+	RefuseStatus AppendRefusal = iota
+	// RefuseInBand answers an ordinary completion without tokens and with the
+	// stop reason append_prefill_miss.
+	RefuseInBand
+)
+
+// String is the name that the flag uses.
+func (r AppendRefusal) String() string {
+	if r == RefuseInBand {
+		return "in-band"
+	}
+	return "412"
+}
+
+// ParseAppendRefusal reads a name as String writes it.
+func ParseAppendRefusal(s string) (AppendRefusal, error) {
+	for _, r := range []AppendRefusal{RefuseStatus, RefuseInBand} {
+		if s == r.String() {
+			return r, nil
+		}
+	}
+	return 0, fmt.Errorf("unknown append refusal %q (one of 412, in-band)", s)
+}
+
+// Role is the part that an engine plays in disaggregated serving.
+type Role string
+
+// The roles, by the names of the configuration.
+const (
+	RoleNone     Role = ""
+	RoleProducer Role = "kv_producer"
+	RoleConsumer Role = "kv_consumer"
+	RoleBoth     Role = "kv_both"
+)
+
+// ConnectorPD is the connector by which a decoder pulls KV from a prefiller.
+const ConnectorPD = "pd"
+
+// KVTransfer is the value of --kv-transfer-config; the member names are vLLM's.
+// Members that this engine has no use for are accepted where they are known.
+type KVTransfer struct {
+	Connector    string          `json:"kv_connector"`
+	Role         Role            `json:"kv_role"`
+	EngineID     string          `json:"engine_id"`
+	IP           string          `json:"kv_ip"`   // address that peers are told; default 127.0.0.1
+	Port         int             `json:"kv_port"` // as Config.KVPort, which wins
+	LoadFailure  string          `json:"kv_load_failure_policy"`
+	Extra        ConnectorExtra  `json:"kv_connector_extra_config"`
+	BufferDevice json.RawMessage `json:"kv_buffer_device"`
+	BufferSize   json.RawMessage `json:"kv_buffer_size"`
+	Rank         json.RawMessage `json:"kv_rank"`
+	ParallelSize json.RawMessage `json:"kv_parallel_size"`
+	ModulePath   json.RawMessage `json:"kv_connector_module_path"`
+	PermuteLocal json.RawMessage `json:"enable_permute_local_kv"`
+}
+
+// ConnectorExtra configures the pd connector.
+type ConnectorExtra struct {
+	LeaseSeconds float64 `json:"kv_lease_duration"` // how long a prefiller keeps blocks unasked; default 30
+}
+
+// Additional is the value of --additional-config.
+type Additional struct {
+	Scheduler SchedulerOptions `json:"scheduler_config"`
+}
+
+// SchedulerOptions are the scheduler's switches. A member that is absent is off.
+type SchedulerOptions struct {
+	DecoderAppendPrefill bool `json:"decoder_append_prefill_enable"`
+	Recompute            bool `json:"recompute_scheduler_enable"`
+}
+
+// ParseKVTransfer reads the value of --kv-transfer-config. Unknown members are errors.
+func ParseKVTransfer(s string) (KVTransfer, error) {
+	var k KVTransfer
+	err := parseStrict("kv-transfer-config", s, &k)
+	return k, err
+}
+
+// ParseAdditional reads the value of --additional-config. Unknown members are errors.
+func ParseAdditional(s string) (Additional, error) {
+	var a Additional
+	err := parseStrict("additional-config", s, &a)
+	return a, err
+}
+
+func parseStrict(what, s string, v any) error {
+	if s == "" {
+		return nil
+	}
+	d := json.NewDecoder(bytes.NewReader([]byte(s)))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return fmt.Errorf("%s: more than one JSON value", what)
+	}
+	return nil
+}
+
+func (c Config) withDefaults() Config {
+	def := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	if c.Model == "" {
+		c.Model = "builtin"
+	}
+	if c.ServedModelName == "" {
+		c.ServedModelName = c.Model
+	}
+	if c.Device == "" {
+		c.Device = "host"
+	}
+	def(&c.BlockSize, kvcache.DefaultBlockSize)
+	def(&c.KVBlocks, 2048)
+	def(&c.MaxSeqs, 64)
+	def(&c.MaxTokens, 512)
+	def(&c.MaxModelLen, 4096)
+	def(&c.MaxQueue, 4096)
+	def(&c.DataParallel, 1)
+	if c.Eager {
+		c.GraphMode = graphs.ModeNone
+	}
+	if c.KVTransfer.IP == "" {
+		c.KVTransfer.IP = "127.0.0.1"
+	}
+	if c.KVPort == 0 {
+		c.KVPort = c.KVTransfer.Port
+	}
+	if c.DrainTimeout == 0 {
+		c.DrainTimeout = 30 * time.Second
+	}
+	return c
+}
+
+// Validate joins everything that is wrong with the configuration.
+func (c Config) Validate() error {
+	d := c.withDefaults()
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if d.Model != "builtin" {
+		bad("unknown model %q (the binary carries \"builtin\")", d.Model)
+	}
+	if d.Device != "host" {
+		bad("unknown device %q (this engine runs on \"host\")", d.Device)
+	}
+	for _, f := range []struct {
+		name   string
+		v      int
+		lo, hi int
+	}{
+		{"block-size", d.BlockSize, 1, kvcache.MaxBlockSize}, {"num-kv-blocks", d.KVBlocks, 1, kvcache.MaxBlocks - 1},
+		{"max-num-seqs", d.MaxSeqs, 1, 1 << 16}, {"max-num-batched-tokens", d.MaxTokens, 1, 1 << 20},
+		{"max-model-len", d.MaxModelLen, 1, builtinModel.MaxPositions}, {"max-queue", d.MaxQueue, 1, 1 << 20},
+		{"data-parallel-size", d.DataParallel, 1, 256}, {"kv-port", d.KVPort, 0, 65535}, {"device-workers", d.DeviceWorkers, 0, 1 << 12},
+	} {
+		if f.v < f.lo || f.v > f.hi {
+			bad("%s is %d, must be within %d to %d", f.name, f.v, f.lo, f.hi)
+		}
+	}
+	if !(d.CacheHitThreshold >= 0 && d.CacheHitThreshold <= 1) {
+		bad("global-cache-hit-threshold is %v, must be within 0 to 1", d.CacheHitThreshold)
+	}
+	if d.DrainTimeout < 0 {
+		bad("drain-timeout is %v, must not be negative", d.DrainTimeout)
+	}
+	errs = append(errs, d.KVTransfer.validate(), d.validateAppend())
+	return errors.Join(errs...)
+}
+
+func (k KVTransfer) validate() error {
+	var errs []error
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("kv-transfer-config: "+format, args...))
+	}
+	switch k.Connector {
+	case "", ConnectorPD:
+	default:
+		bad("unknown kv_connector %q (known: %s)", k.Connector, ConnectorPD)
+	}
+	switch k.Role {
+	case RoleNone:
+		if k.Connector != "" {
+			bad("kv_role is missing; a connector needs one of %s, %s, %s", RoleProducer, RoleConsumer, RoleBoth)
+		}
+	case RoleProducer, RoleConsumer, RoleBoth:
+		if k.Connector == "" {
+			bad("kv_role %q needs a kv_connector", k.Role)
+		}
+	default:
+		bad("unknown kv_role %q (one of %s, %s, %s)", k.Role, RoleProducer, RoleConsumer, RoleBoth)
+	}
+	switch k.LoadFailure {
+	case "", "fail", "recompute":
+	default:
+		bad("unknown kv_load_failure_policy %q (fail or recompute)", k.LoadFailure)
+	}
+	if k.Extra.LeaseSeconds < 0 {
+		bad("kv_lease_duration is %v s, must not be negative", k.Extra.LeaseSeconds)
+	}
+	return errors.Join(errs...)
+}
+
+// validateAppend keeps the rules of Decoder Append-Prefill: a decoder that pulls
+// its KV, with prefix caching on. On a prefiller the switch has no effect.
+func (c Config) validateAppend() error {
+	if !c.Additional.Scheduler.DecoderAppendPrefill || c.KVTransfer.Role == RoleProducer {
+		return nil
+	}
+	var errs []error
+	if c.KVTransfer.Role != RoleConsumer {
+		errs = append(errs, fmt.Errorf("decoder_append_prefill_enable needs kv_role %s, not %q", RoleConsumer, c.KVTransfer.Role))
+	}
+	if c.NoPrefix {
+		errs = append(errs, errors.New("decoder_append_prefill_enable needs prefix caching"))
+	}
+	return errors.Join(errs...)
+}
+
+// appendPrefill reports whether append attempts are checked here.
+func (c Config) appendPrefill() bool {
+	return c.Additional.Scheduler.DecoderAppendPrefill && c.KVTransfer.Role == RoleConsumer
+}
+
+// Warnings lists choices that have no effect.
+func (c Config) Warnings() []string {
+	var out []string
+	if c.KVTransfer.Role == RoleProducer {
+		if c.Additional.Scheduler.DecoderAppendPrefill {
+			out = append(out, "decoder_append_prefill_enable has no effect on a prefiller")
+		}
+		if c.Additional.Scheduler.Recompute {
+			out = append(out, "recompute_scheduler_enable has no effect on a prefiller")
+		}
+	}
+	return out
+}

@@ -1,0 +1,454 @@
+package engine
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/host"
+	"github.com/sluice-serving/sluice/connector/pd"
+	"github.com/sluice-serving/sluice/connector/transport"
+	"github.com/sluice-serving/sluice/graphs"
+	"github.com/sluice-serving/sluice/internal/engine/executor"
+	"github.com/sluice-serving/sluice/internal/engine/model"
+	"github.com/sluice-serving/sluice/internal/engine/tokenizer"
+	"github.com/sluice-serving/sluice/kvcache"
+	"github.com/sluice-serving/sluice/scheduler"
+)
+
+var builtinModel = model.Builtin()
+
+// builtinSeed makes the weights of the built-in model.
+const builtinSeed = 1
+
+// Options are the seams of an engine that no flag sets.
+type Options struct {
+	Logger *slog.Logger // nil: silent
+	Trace  *Trace       // nil: none; the caller closes it after the engine
+}
+
+// Engine serves one model on one or more data-parallel ranks. Its methods may
+// be called from any goroutine.
+type Engine struct {
+	cfg      Config
+	log      *slog.Logger
+	registry *prometheus.Registry
+	ranks    []*rank
+	started  time.Time
+
+	cancel context.CancelFunc
+	group  *errgroup.Group
+
+	mu       sync.Mutex
+	draining bool
+	closing  sync.Once
+	closed   error
+}
+
+// New makes an engine and starts its ranks. Close ends it.
+func New(ctx context.Context, cfg Config, o Options) (*Engine, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	e := &Engine{cfg: cfg, log: o.Logger, registry: prometheus.NewRegistry(), started: time.Now()}
+	for _, w := range cfg.Warnings() {
+		e.log.Warn(w)
+	}
+	base := cfg.KVTransfer.EngineID
+	if base != "" {
+		base += "-"
+	}
+	base += randomHex(6)
+	weights := model.Generate(builtinModel, model.BuiltinScales(), builtinSeed, tokenizer.Speakable)
+	m := newMetrics(e.registry, cfg.ServedModelName)
+	for i := range cfg.DataParallel {
+		r, err := newRank(ctx, cfg, i, base, weights, m, o)
+		if err != nil {
+			for _, r := range e.ranks {
+				r.close()
+			}
+			return nil, fmt.Errorf("rank %d: %w", i, err)
+		}
+		e.ranks = append(e.ranks, r)
+	}
+	run, cancel := context.WithCancel(context.Background())
+	e.cancel = cancel
+	e.group, run = errgroup.WithContext(run)
+	for _, r := range e.ranks {
+		e.group.Go(func() error { return r.run(run) })
+	}
+	return e, nil
+}
+
+// newRank builds everything that one rank owns.
+func newRank(ctx context.Context, cfg Config, index int, base string, weights model.Weights, m *metrics, o Options) (_ *rank, err error) {
+	r := &rank{
+		index: index, id: fmt.Sprintf("%s_dp%d", base, index), cfg: cfg, log: o.Logger.With("rank", index), trace: o.Trace,
+		metrics: m.rank(index, cfg.KVTransfer.Role), streams: map[scheduler.RequestID]*Stream{}, loads: map[scheduler.RequestID]*load{},
+		wake: make(chan struct{}, 1), limit: 2, dirty: true,
+	}
+	defer func() {
+		if err != nil {
+			r.close()
+		}
+	}()
+	if cfg.Sync {
+		r.limit = 1
+	}
+	dev, err := (host.Backend{}).Open(0, ascendrt.OpenOptions{Workers: cfg.DeviceWorkers, Logger: r.log})
+	if err != nil {
+		return nil, err
+	}
+	r.closers = append(r.closers, func() {
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		if err := dev.Close(ctx); err != nil {
+			r.log.Warn("device did not close", "error", err)
+		}
+	})
+	blocks := cfg.KVBlocks + 1
+	r.exec, err = executor.New(ctx, dev, executor.Config{
+		Model: builtinModel, Blocks: blocks, BlockSize: cfg.BlockSize, MaxSeqs: cfg.MaxSeqs, MaxTokens: cfg.MaxTokens,
+		MaxLen: cfg.MaxModelLen, InFlight: r.limit,
+		Graphs: graphs.Config{
+			Mode: cfg.GraphMode, Policy: cfg.GraphPolicy, MaxNumSeqs: cfg.MaxSeqs, MaxNumBatchedTokens: cfg.MaxTokens,
+		},
+	}, weights)
+	if err != nil {
+		return nil, err
+	}
+	r.closers = append(r.closers, r.exec.Close)
+	caching := kvcache.CachingOn
+	if cfg.NoPrefix {
+		caching = kvcache.CachingOff
+	}
+	r.cache, err = kvcache.New(kvcache.Config{Blocks: blocks, BlockSize: cfg.BlockSize, Caching: caching, MaxInFlight: cfg.MaxTokens * r.limit})
+	if err != nil {
+		return nil, err
+	}
+	opts := []scheduler.Option{scheduler.WithGraphs(r.exec.Dispatcher())}
+	if cfg.KVTransfer.Connector == ConnectorPD {
+		if err := r.connect(weights); err != nil {
+			return nil, err
+		}
+		opts = append(opts, scheduler.WithConnector(r.conn))
+	}
+	if r.sched, err = scheduler.New(r.schedulerConfig(), r.cache, opts...); err != nil {
+		return nil, err
+	}
+	r.metrics.configured(cfg, r.sched.Config().Scheduling.String())
+	r.gauges()
+	return r, nil
+}
+
+func (r *rank) schedulerConfig() scheduler.Config {
+	c := scheduler.Config{
+		MaxNumSeqs: r.cfg.MaxSeqs, MaxBatchedTokens: r.cfg.MaxTokens, MaxModelLen: r.cfg.MaxModelLen, VocabSize: tokenizer.Vocab,
+		Watermark: r.cfg.Watermark, InFlight: r.limit, LoadFailure: scheduler.RecomputeLoad,
+		Append: scheduler.AppendConfig{Enable: r.cfg.appendPrefill()},
+	}
+	if !r.cfg.Sync {
+		c.Scheduling = scheduler.Async
+	}
+	if r.cfg.KVTransfer.LoadFailure == "fail" {
+		c.LoadFailure = scheduler.FailRequest
+	}
+	if r.cfg.Additional.Scheduler.Recompute && r.cfg.KVTransfer.Role == RoleConsumer {
+		c.Recompute = scheduler.RecomputeAway
+	}
+	return c
+}
+
+// connect starts the pd connector of the rank.
+func (r *rank) connect(weights model.Weights) error {
+	role, err := pd.ParseRole(string(r.cfg.KVTransfer.Role))
+	if err != nil {
+		return err
+	}
+	port := 0
+	if r.cfg.KVPort != 0 {
+		port = r.cfg.KVPort + r.index
+	}
+	lease := time.Duration(r.cfg.KVTransfer.Extra.LeaseSeconds * float64(time.Second))
+	w, err := pd.NewWorker(pd.WorkerConfig{
+		EngineID: r.id, Listen: net.JoinHostPort(r.cfg.KVTransfer.IP, strconv.Itoa(port)), Lease: lease, Log: r.log,
+	})
+	if err != nil {
+		return err
+	}
+	r.closers = append(r.closers, func() {
+		if err := w.Close(); err != nil {
+			r.log.Warn("connector did not close", "error", err)
+		}
+	})
+	regions, err := r.exec.Regions()
+	if err != nil {
+		return err
+	}
+	if err := w.Register(r.exec.Layout(fingerprint(weights)), regions); err != nil {
+		return fmt.Errorf("register kv memory: %w", err)
+	}
+	c := pd.SchedulerConfig{Role: role, Self: w.Endpoint(), BlockSize: r.cfg.BlockSize, Lease: lease}
+	rand.Read(c.Key[:]) // never fails
+	s, err := pd.NewScheduler(c)
+	if err != nil {
+		return err
+	}
+	r.conn, r.worker, r.events = s, w, w.Events()
+	r.parse = func(raw []byte) (any, bool, error) {
+		p, err := pd.ParseParams(raw)
+		if p == nil || err != nil {
+			return nil, false, err
+		}
+		return p, p.DoRemotePrefill, nil
+	}
+	r.discard = func(p any) {
+		if p, ok := p.(*pd.Params); ok {
+			w.Discard(p)
+		}
+	}
+	if t, ok := w.Transport().(interface{ Stats() transport.Stats }); ok {
+		r.transfer = func() (in, out uint64) {
+			s := t.Stats()
+			return s.ReadBytes + s.ServedWrites, s.ServedReads + s.WrittenBytes
+		}
+	}
+	return nil
+}
+
+// closeTimeout bounds how long a device may take to end its work.
+const closeTimeout = 10 * time.Second
+
+// close releases what the rank owns, last built first. The loop has ended.
+func (r *rank) close() {
+	for i := len(r.closers) - 1; i >= 0; i-- {
+		r.closers[i]()
+	}
+	r.closers = nil
+}
+
+// Config is the configuration with its defaults filled in.
+func (e *Engine) Config() Config { return e.cfg }
+
+// Ranks is the number of data-parallel ranks.
+func (e *Engine) Ranks() int { return len(e.ranks) }
+
+// ID names one rank of this engine; it changes at every start.
+func (e *Engine) ID(rank int) string { return e.ranks[rank].id }
+
+// Started is when the engine was made.
+func (e *Engine) Started() time.Time { return e.started }
+
+// Metrics gathers the engine's metrics.
+func (e *Engine) Metrics() prometheus.Gatherer { return e.registry }
+
+// MaxModelLen is the longest sequence in tokens, prompt and output, that the
+// model and the KV pool of a rank allow.
+func (e *Engine) MaxModelLen() int { return e.ranks[0].sched.MaxLen() }
+
+// Err reports whether the engine can serve: nil, ErrDraining or ErrClosed.
+func (e *Engine) Err() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.draining {
+		return ErrDraining
+	}
+	for _, r := range e.ranks {
+		if r.ended() {
+			return ErrClosed
+		}
+	}
+	return nil
+}
+
+// Submit takes a request in. The stream is the caller's to read to its end or
+// to cancel. Errors: ErrQueueFull, ErrDraining, ErrClosed, *InvalidError.
+func (e *Engine) Submit(ctx context.Context, req Request) (*Stream, error) {
+	r, err := e.pick(req.Rank)
+	if err != nil {
+		return nil, err
+	}
+	params, remote, err := r.params(req.Params)
+	if err != nil {
+		return nil, &InvalidError{Param: "kv_transfer_params", Reason: err.Error()}
+	}
+	route := scheduler.Local
+	switch {
+	case remote:
+		route = scheduler.RemotePrefill
+	case req.Append:
+		route = scheduler.AppendPrefill
+	}
+	if err := e.Err(); err != nil {
+		r.drop(params)
+		return nil, err
+	}
+	if r.live.Add(1) > int64(e.cfg.MaxQueue) {
+		r.live.Add(-1)
+		r.drop(params)
+		return nil, ErrQueueFull
+	}
+	sreq := scheduler.Request{
+		ID: req.ID + "-" + strconv.FormatUint(r.serial.Add(1), 36), Prompt: req.Prompt, Route: route,
+		Namespace: kvcache.Namespace{Salt: req.Salt}, Session: req.Session, Params: params,
+		MaxTokens: req.MaxTokens, MinTokens: req.MinTokens, StopIDs: req.StopIDs, Priority: req.Priority,
+		Arrival: scheduler.At(time.Now()), SkipCacheRead: req.SkipPrefix,
+	}
+	if !req.IgnoreEOS {
+		sreq.EOS = endOfSequence
+	}
+	s := newStream(r, req)
+	s.route = route
+	var added error
+	if err := r.call(context.WithoutCancel(ctx), func() { added = r.add(s, sreq) }); err != nil {
+		r.live.Add(-1)
+		return nil, err
+	}
+	if added != nil {
+		r.drop(params)
+		return nil, invalid(added)
+	}
+	return s, nil
+}
+
+var endOfSequence = []scheduler.Token{tokenizer.EOS}
+
+// invalid turns the scheduler's refusal of a request into the caller's terms.
+func invalid(err error) error {
+	var field *scheduler.RequestError
+	var long *scheduler.TooLongError
+	var never *scheduler.NeverFitsError
+	switch {
+	case errors.As(err, &field):
+		return &InvalidError{Param: field.Field, Reason: field.Reason}
+	case errors.As(err, &long), errors.As(err, &never):
+		return &InvalidError{Param: "prompt", Reason: err.Error()}
+	}
+	return err
+}
+
+// pick chooses the rank of a request.
+func (e *Engine) pick(rank int) (*rank, error) {
+	if rank != AnyRank {
+		if rank < 0 || rank >= len(e.ranks) {
+			return nil, &InvalidError{Param: "X-data-parallel-rank", Reason: fmt.Sprintf("rank %d does not exist; this engine has %d", rank, len(e.ranks))}
+		}
+		return e.ranks[rank], nil
+	}
+	best := e.ranks[0]
+	for _, r := range e.ranks[1:] {
+		if r.live.Load() < best.live.Load() {
+			best = r
+		}
+	}
+	return best, nil
+}
+
+// Discard releases the KV that a peer keeps for a request which was refused
+// before it reached Submit.
+func (e *Engine) Discard(rank int, params []byte) {
+	r, err := e.pick(rank)
+	if err != nil {
+		r = e.ranks[0]
+	}
+	if p, _, err := r.params(params); err == nil {
+		r.drop(p)
+	}
+}
+
+// ErrBusy: the prefix cache cannot be reset while requests hold blocks.
+var ErrBusy = scheduler.ErrBusy
+
+// ResetPrefixCache forgets all cached prefixes of all ranks. It fails on ranks
+// whose blocks are held, and resets the others.
+func (e *Engine) ResetPrefixCache(ctx context.Context) error {
+	var errs []error
+	for _, r := range e.ranks {
+		var reset error
+		err := r.call(ctx, func() { reset = r.sched.ResetCache(scheduler.ResetIdle) })
+		if err = errors.Join(err, reset); err != nil {
+			errs = append(errs, fmt.Errorf("rank %d: %w", r.index, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Drain refuses new requests and waits until the running ones have ended and
+// peers have taken the KV that is kept for them, or until ctx ends.
+func (e *Engine) Drain(ctx context.Context) error {
+	e.mu.Lock()
+	e.draining = true
+	e.mu.Unlock()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for _, r := range e.ranks {
+		for {
+			idle := false
+			if err := r.call(ctx, func() { idle = r.idle() }); err != nil {
+				return err
+			}
+			if idle {
+				break
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	}
+	return nil
+}
+
+// Wait blocks until a rank has failed or the engine is closed, and returns the
+// failure. ascendrt.ErrDeviceLost means that the process must be restarted.
+func (e *Engine) Wait() error { return e.group.Wait() }
+
+// Close ends every request, waits for the goroutines and releases devices and
+// connections. It may be called more than once.
+func (e *Engine) Close() error {
+	e.closing.Do(func() {
+		e.mu.Lock()
+		e.draining = true
+		e.mu.Unlock()
+		e.cancel()
+		e.closed = e.group.Wait()
+		for _, r := range e.ranks {
+			r.close()
+		}
+	})
+	return e.closed
+}
+
+// fingerprint is a digest of the weights: engines whose digests differ do not
+// read each other's KV.
+func fingerprint(w model.Weights) string {
+	h := sha256.New()
+	for _, t := range builtinModel.Tensors() {
+		fmt.Fprintf(h, "%s %v\n", t.Name, t.Shape)
+		h.Write(model.Bytes(w[t.Name]))
+	}
+	return builtinModel.Name + ":" + hex.EncodeToString(h.Sum(nil)[:12])
+}
+
+func randomHex(bytes int) string {
+	b := make([]byte, bytes)
+	rand.Read(b) // never fails
+	return hex.EncodeToString(b)
+}

@@ -1,0 +1,129 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/connector"
+	"github.com/sluice-serving/sluice/internal/engine/model"
+	"github.com/sluice-serving/sluice/kvcache"
+)
+
+// layerKV is the paged cache of one layer: keys and values, each of shape
+// [blocks, block size, kv heads, head width].
+type layerKV struct {
+	k, v   ascendrt.Tensor
+	kb, vb ascendrt.Buffer
+}
+
+func (e *Executor) allocKV(ctx context.Context) ([]layerKV, error) {
+	c := e.c.Model
+	bytes := e.c.Blocks * e.c.BlockSize * c.KVWidth() * 4
+	kv := make([]layerKV, c.Layers)
+	e.cmd.Reset()
+	for l := range kv {
+		for _, t := range []struct {
+			tensor *ascendrt.Tensor
+			buf    *ascendrt.Buffer
+		}{{&kv[l].k, &kv[l].kb}, {&kv[l].v, &kv[l].vb}} {
+			buf, err := e.alloc(bytes)
+			if err != nil {
+				return nil, fmt.Errorf("kv cache of layer %d: %w", l, err)
+			}
+			e.cmd.Fill(buf.View(), 0)
+			*t.buf = buf
+			*t.tensor = ascendrt.NewTensor(buf.View(), ascendrt.Float32, e.c.Blocks, e.c.BlockSize, c.KVHeads, c.HeadDim)
+		}
+	}
+	return kv, e.submitAndWait(ctx)
+}
+
+// regionBytes is the size of one block in one region.
+func (e *Executor) regionBytes() int { return e.c.BlockSize * e.c.Model.KVWidth() * 4 }
+
+// Layout describes the cache to a connector.
+func (e *Executor) Layout(fingerprint string) connector.Layout {
+	return connector.Layout{
+		Model: fingerprint, DType: "fp32", BlockSize: e.c.BlockSize, Blocks: e.c.Blocks,
+		Groups: []connector.LayoutGroup{{Kind: kvcache.FullAttention.String(), Layers: e.c.Model.Layers, BlockBytes: e.c.BlockBytes()}},
+	}
+}
+
+// Regions gives the cache's memory to a connector: a "k" and a "v" region per
+// layer, valid until Close.
+func (e *Executor) Regions() ([]connector.Region, error) {
+	m, ok := e.dev.(ascendrt.Mapper)
+	if !ok {
+		return nil, fmt.Errorf("kv regions of %s memory: %w", e.dev.Caps().Backend, ascendrt.ErrUnsupported)
+	}
+	var out []connector.Region
+	for l, kv := range e.kv {
+		for _, r := range []struct {
+			name string
+			buf  ascendrt.Buffer
+		}{{"k", kv.kb}, {"v", kv.vb}} {
+			b, err := m.Map(r.buf.View())
+			if err != nil {
+				return nil, fmt.Errorf("map kv region %s of layer %d: %w", r.name, l, err)
+			}
+			out = append(out, connector.Region{Layer: l, Name: r.name, BlockBytes: e.regionBytes(), Memory: hostMemory(b)})
+		}
+	}
+	return out, nil
+}
+
+// hostMemory is device memory that the CPU addresses.
+type hostMemory []byte
+
+var _ connector.HostMemory = hostMemory(nil)
+
+func (m hostMemory) Bytes() []byte { return m }
+
+// Size is the length in bytes.
+func (m hostMemory) Size() int64 { return int64(len(m)) }
+
+func (m hostMemory) ReadAt(p []byte, off int64) (int, error) {
+	if off < 0 || off > int64(len(m)) {
+		return 0, errOutside
+	}
+	n := copy(p, m[off:])
+	if n < len(p) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+func (m hostMemory) WriteAt(p []byte, off int64) (int, error) {
+	if off < 0 || int64(len(p)) > int64(len(m))-off {
+		return 0, errOutside
+	}
+	return copy(m[off:], p), nil
+}
+
+var errOutside = errors.New("offset outside the kv region")
+
+// Noise overwrites one block in every layer with values of the size that real
+// keys and values have, drawn from seed. Tests of token identity do it once to
+// show that they would notice wrong KV. It runs in the order of the steps.
+func (e *Executor) Noise(ctx context.Context, block kvcache.BlockID, seed uint64) error {
+	if block <= kvcache.NullBlock || int(block) >= e.c.Blocks {
+		return fmt.Errorf("executor: block %d is not in 1..%d", block, e.c.Blocks-1)
+	}
+	data := make([]float32, e.regionBytes()/4)
+	for _, kv := range e.kv {
+		for _, buf := range []ascendrt.Buffer{kv.kb, kv.vb} {
+			for i := range data {
+				seed = seed*6364136223846793005 + 1442695040888963407
+				data[i] = float32(int32(seed>>32)) * (4.0 / (1 << 31))
+			}
+			at := buf.Slice(int(block)*e.regionBytes(), e.regionBytes())
+			if err := ascendrt.Upload(ctx, e.dev, e.stream, at, model.Bytes(data)); err != nil {
+				return fmt.Errorf("write noise: %w", err)
+			}
+		}
+	}
+	return nil
+}

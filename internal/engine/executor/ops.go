@@ -1,0 +1,64 @@
+package executor
+
+import (
+	"fmt"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+)
+
+// ops are the planned operations of the forward pass.
+type ops struct {
+	embed, norm, addNorm, qNorm, kNorm, qkv, rope, scatter, attn, out, gateUp, swiglu, down, gather, head, argmax ascendrt.Op
+
+	workspace int // bytes, the largest need of any
+	all       []ascendrt.Op
+}
+
+func (e *Executor) planOps() (ops, error) {
+	c := e.c.Model
+	var o ops
+	var failed error
+	plan := func(kind ascendrt.OpKind, rows int, attr any) ascendrt.Op {
+		if failed != nil {
+			return nil
+		}
+		op, err := e.dev.Plan(ascendrt.OpSpec{Kind: kind, Type: ascendrt.Float32, MaxRows: rows, Attr: attr})
+		if err != nil {
+			failed = fmt.Errorf("plan %s: %w", kind, err)
+			return nil
+		}
+		o.all = append(o.all, op)
+		o.workspace = max(o.workspace, op.Workspace())
+		return op
+	}
+	t, r := e.maxTokens, e.maxReqs
+	matmul := func(rows, in, out int) ascendrt.Op {
+		return plan(ascendrt.OpMatmul, rows, ascendrt.MatmulAttr{In: in, Out: out, Weights: e.layout})
+	}
+	norm := func(kind ascendrt.OpKind, dim, groups int) ascendrt.Op {
+		return plan(kind, t, ascendrt.NormAttr{Dim: dim, Groups: groups, Eps: c.NormEps})
+	}
+	o.embed = plan(ascendrt.OpEmbedding, t, ascendrt.EmbeddingAttr{Vocab: c.Vocab, Hidden: c.Hidden})
+	o.norm = norm(ascendrt.OpRMSNorm, c.Hidden, 1)
+	o.addNorm = norm(ascendrt.OpAddRMSNorm, c.Hidden, 1)
+	o.qNorm = norm(ascendrt.OpRMSNorm, c.HeadDim, c.Heads)
+	o.kNorm = norm(ascendrt.OpRMSNorm, c.HeadDim, c.KVHeads)
+	o.qkv = matmul(t, c.Hidden, c.QWidth()+2*c.KVWidth())
+	o.rope = plan(ascendrt.OpRope, t, ascendrt.RopeAttr{Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, MaxPosition: e.c.MaxLen})
+	o.scatter = plan(ascendrt.OpKVScatter, t, ascendrt.ScatterAttr{KVHeads: c.KVHeads, HeadDim: c.HeadDim, BlockSize: e.c.BlockSize})
+	o.attn = plan(ascendrt.OpAttention, t, ascendrt.AttentionAttr{Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, BlockSize: e.c.BlockSize})
+	o.out = matmul(t, c.QWidth(), c.Hidden)
+	o.gateUp = matmul(t, c.Hidden, 2*c.FFN)
+	o.swiglu = plan(ascendrt.OpSwiGLU, t, ascendrt.SwiGLUAttr{Dim: c.FFN})
+	o.down = matmul(t, c.FFN, c.Hidden)
+	o.gather = plan(ascendrt.OpGather, r, ascendrt.GatherAttr{Dim: c.Hidden})
+	o.head = matmul(r, c.Hidden, c.Vocab)
+	o.argmax = plan(ascendrt.OpArgmax, r, ascendrt.ArgmaxAttr{Dim: c.Vocab})
+	return o, failed
+}
+
+func (o *ops) close() {
+	for _, op := range o.all {
+		_ = op.Close() // only a closed device refuses, and then there is nothing left to release
+	}
+}

@@ -1,0 +1,220 @@
+package engine
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-serving/sluice/kvcache"
+	"github.com/sluice-serving/sluice/scheduler"
+)
+
+// metrics are the collectors of an engine. Names that vLLM has keep its prefix
+// and meaning, others begin with sluice_. Labels are bounded: model, rank, and
+// reasons from fixed lists.
+type metrics struct {
+	model string
+
+	running, waiting, usage, cacheInfo, blocks, info *prometheus.GaugeVec
+
+	queries, hits, externalQueries, externalHits, preemptions            *prometheus.CounterVec
+	prompt, promptSource, promptCached, generated, success               *prometheus.CounterVec
+	transferBytes, transferBlocks, appends, graphSteps, transferFailures *prometheus.CounterVec
+
+	promptLen, outputLen, iteration, maxTokens, ttft, gap, perToken, e2e, queued, inference, prefill, decode *prometheus.HistogramVec
+}
+
+var (
+	lengthBuckets    = []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000}
+	iterationBuckets = []float64{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}
+	tokenTimeBuckets = []float64{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5}
+	waitBuckets      = []float64{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160}
+)
+
+func newMetrics(reg prometheus.Registerer, model string) *metrics {
+	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, append([]string{"model_name", "engine"}, labels...))
+		reg.MustRegister(v)
+		return v
+	}
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, append([]string{"model_name", "engine"}, labels...))
+		reg.MustRegister(v)
+		return v
+	}
+	histogram := func(name, help string, buckets []float64) *prometheus.HistogramVec {
+		v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, []string{"model_name", "engine"})
+		reg.MustRegister(v)
+		return v
+	}
+	return &metrics{
+		model: model,
+
+		running:   gauge("vllm:num_requests_running", "Requests that run."),
+		waiting:   gauge("vllm:num_requests_waiting", "Requests that wait to run."),
+		usage:     gauge("vllm:kv_cache_usage_perc", "Share of KV blocks that are held, 0 to 1."),
+		cacheInfo: gauge("vllm:cache_config_info", "Configuration of the KV cache; always 1.", "block_size", "num_gpu_blocks", "enable_prefix_caching"),
+		blocks:    gauge("sluice_kv_blocks", "KV blocks by state: free, cached (matchable and held by nobody), held.", "state"),
+		info:      gauge("sluice_engine_info", "Configuration of the engine; always 1.", "scheduling", "runner", "role", "device", "model"),
+
+		queries:          counter("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache."),
+		hits:             counter("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache."),
+		externalQueries:  counter("vllm:external_prefix_cache_queries_total", "Tokens asked of the connector."),
+		externalHits:     counter("vllm:external_prefix_cache_hits_total", "Tokens that the connector brings."),
+		preemptions:      counter("vllm:num_preemptions_total", "Preemptions of running requests."),
+		prompt:           counter("vllm:prompt_tokens_total", "Prompt tokens of requests that have begun to answer."),
+		promptSource:     counter("vllm:prompt_tokens_by_source_total", "Prompt tokens by where their KV came from.", "source"),
+		promptCached:     counter("vllm:prompt_tokens_cached_total", "Prompt tokens that were not computed."),
+		generated:        counter("vllm:generation_tokens_total", "Tokens generated."),
+		success:          counter("vllm:request_success_total", "Requests that ended, by reason.", "finished_reason"),
+		transferBytes:    counter("sluice_kv_transfer_bytes_total", "Bytes of KV moved between engines.", "direction"),
+		transferBlocks:   counter("sluice_kv_transfer_blocks_total", "KV blocks moved between engines.", "direction"),
+		appends:          counter("sluice_append_prefill_total", "Append attempts, by result and reason of refusal.", "result", "reason"),
+		graphSteps:       counter("sluice_graph_steps_total", "Steps by graph mode, and why not FULL.", "mode", "reason"),
+		transferFailures: counter("sluice_kv_transfer_failures_total", "Transfers of KV that failed.", "direction"),
+
+		promptLen: histogram("vllm:request_prompt_tokens", "Prompt tokens per request.", lengthBuckets),
+		outputLen: histogram("vllm:request_generation_tokens", "Generated tokens per request.", lengthBuckets),
+		iteration: histogram("vllm:iteration_tokens_total", "Tokens per step.", iterationBuckets),
+		maxTokens: histogram("vllm:request_params_max_tokens", "max_tokens of requests.", lengthBuckets),
+		ttft:      histogram("vllm:time_to_first_token_seconds", "Time to the first token, in seconds.", waitBuckets),
+		gap:       histogram("vllm:inter_token_latency_seconds", "Time between two tokens, in seconds.", tokenTimeBuckets),
+		perToken:  histogram("vllm:request_time_per_output_token_seconds", "Mean time per token after the first, in seconds.", tokenTimeBuckets),
+		e2e:       histogram("vllm:e2e_request_latency_seconds", "Time from arrival to the last token, in seconds.", waitBuckets),
+		queued:    histogram("vllm:request_queue_time_seconds", "Time from arrival to the first step, in seconds.", waitBuckets),
+		inference: histogram("vllm:request_inference_time_seconds", "Time from the first step to the last token, in seconds.", waitBuckets),
+		prefill:   histogram("vllm:request_prefill_time_seconds", "Time from the first step to the first token, in seconds.", waitBuckets),
+		decode:    histogram("vllm:request_decode_time_seconds", "Time from the first to the last token, in seconds.", waitBuckets),
+	}
+}
+
+// rankMetrics are the collectors of one rank.
+type rankMetrics struct {
+	m      *metrics
+	engine string
+	role   Role
+}
+
+func (m *metrics) rank(index int, role Role) *rankMetrics {
+	r := &rankMetrics{m: m, engine: strconv.Itoa(index), role: role}
+	for _, c := range []*prometheus.CounterVec{
+		m.queries, m.hits, m.externalQueries, m.externalHits, m.preemptions, m.prompt, m.promptCached, m.generated,
+	} {
+		r.counter(c) // shown from the start, at 0
+	}
+	for _, d := range []string{"received", "sent"} {
+		r.counter(m.transferBytes, d)
+		r.counter(m.transferBlocks, d)
+	}
+	r.counter(m.transferFailures, "received")
+	r.counter(m.appends, "hit", "")
+	for _, why := range []scheduler.RefusalReason{
+		scheduler.NoPrefix, scheduler.BelowMinPrefix, scheduler.SuffixTooLong, scheduler.Busy, scheduler.Draining,
+	} {
+		r.counter(m.appends, "refused", why.String())
+	}
+	return r
+}
+
+func (r *rankMetrics) counter(v *prometheus.CounterVec, labels ...string) prometheus.Counter {
+	return v.WithLabelValues(append([]string{r.m.model, r.engine}, labels...)...)
+}
+
+func (r *rankMetrics) gauge(v *prometheus.GaugeVec, labels ...string) prometheus.Gauge {
+	return v.WithLabelValues(append([]string{r.m.model, r.engine}, labels...)...)
+}
+
+func (r *rankMetrics) observe(v *prometheus.HistogramVec, x float64) {
+	v.WithLabelValues(r.m.model, r.engine).Observe(x)
+}
+
+func (r *rankMetrics) seconds(v *prometheus.HistogramVec, d time.Duration) { r.observe(v, d.Seconds()) }
+
+// state sets the gauges.
+func (r *rankMetrics) state(running, waiting int, c kvcache.Stats) {
+	r.gauge(r.m.running).Set(float64(running))
+	r.gauge(r.m.waiting).Set(float64(waiting))
+	r.gauge(r.m.usage).Set(float64(c.Held) / float64(max(1, c.Usable)))
+	r.gauge(r.m.blocks, "free").Set(float64(c.Free))
+	r.gauge(r.m.blocks, "cached").Set(float64(c.Cached))
+	r.gauge(r.m.blocks, "held").Set(float64(c.Held))
+}
+
+// step counts an executed step.
+func (r *rankMetrics) step(p *scheduler.Plan) {
+	r.observe(r.m.iteration, float64(p.Total))
+	r.counter(r.m.graphSteps, p.Graph.Mode.String(), p.Graph.Reason.String()).Inc()
+}
+
+// output counts what one output says.
+func (r *rankMetrics) output(s *Stream, o *scheduler.Output, now time.Time) {
+	t := &s.times
+	n := len(o.Tokens)
+	if n > 0 {
+		r.counter(r.m.generated).Add(float64(n))
+		if t.first.IsZero() {
+			t.first = now
+			r.seconds(r.m.ttft, now.Sub(t.arrived))
+			r.seconds(r.m.prefill, now.Sub(t.scheduled))
+			r.firstOutput(s, o)
+		} else {
+			for range n {
+				r.seconds(r.m.gap, now.Sub(t.last)/time.Duration(n))
+			}
+		}
+		t.last = now
+	}
+	if o.Finish == scheduler.NotFinished {
+		return
+	}
+	if o.Finish == scheduler.FinishRefused {
+		r.counter(r.m.appends, "refused", o.Refusal.Reason.String()).Inc()
+		return
+	}
+	r.counter(r.m.success, o.Finish.String()).Inc()
+	r.observe(r.m.promptLen, float64(s.prompt))
+	r.observe(r.m.outputLen, float64(s.count))
+	r.observe(r.m.maxTokens, float64(s.req.MaxTokens))
+	r.seconds(r.m.e2e, now.Sub(t.arrived))
+	if !t.first.IsZero() {
+		r.seconds(r.m.inference, now.Sub(t.scheduled))
+		r.seconds(r.m.decode, now.Sub(t.first))
+		if s.count > 1 {
+			r.seconds(r.m.perToken, now.Sub(t.first)/time.Duration(s.count-1))
+		}
+	}
+}
+
+// firstOutput accounts for the prompt.
+func (r *rankMetrics) firstOutput(s *Stream, o *scheduler.Output) {
+	cached, external := float64(o.Cached), float64(o.External)
+	r.counter(r.m.prompt).Add(float64(s.prompt))
+	r.counter(r.m.promptCached).Add(cached + external)
+	r.counter(r.m.promptSource, "local_cache_hit").Add(cached)
+	r.counter(r.m.promptSource, "external_kv_transfer").Add(external)
+	r.counter(r.m.promptSource, "local_compute").Add(max(0, float64(s.prompt)-cached-external))
+}
+
+// aborted counts a request whose caller has gone.
+func (r *rankMetrics) aborted(*Stream) {
+	r.counter(r.m.success, scheduler.FinishAbort.String()).Inc()
+}
+
+func yesNo(v bool) string {
+	if v {
+		return "True"
+	}
+	return "False"
+}
+
+// configured states the configuration.
+func (r *rankMetrics) configured(c Config, scheduling string) {
+	r.gauge(r.m.cacheInfo, strconv.Itoa(c.BlockSize), strconv.Itoa(c.KVBlocks), yesNo(!c.NoPrefix)).Set(1)
+	r.gauge(r.m.info, scheduling, runnerGeneration, string(c.KVTransfer.Role), c.Device, c.Model).Set(1)
+}
+
+// runnerGeneration is the generation of executors that the plans are made for:
+// resumed requests are reported as cached ones, of which the executor still
+// knows the prompt.
+const runnerGeneration = "1"

@@ -1,0 +1,380 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-serving/sluice/connector"
+	"github.com/sluice-serving/sluice/internal/engine/executor"
+	"github.com/sluice-serving/sluice/kvcache"
+	"github.com/sluice-serving/sluice/scheduler"
+)
+
+// rank is one data-parallel rank. Its loop is the only one that touches the
+// scheduler, the cache, the executor and streams; the other methods may be
+// called from any goroutine.
+type rank struct {
+	index   int
+	id      string // changes at every start
+	cfg     Config
+	log     *slog.Logger
+	trace   *Trace
+	metrics *rankMetrics
+
+	sched   *scheduler.Scheduler
+	cache   *kvcache.Cache
+	exec    *executor.Executor
+	conn    connector.Scheduler // nil if the engine has no connector
+	worker  connector.Worker    // nil if the engine has no connector
+	events  <-chan connector.Event
+	closers []func()
+
+	// Of the connector; nil without one.
+	parse    func(raw []byte) (params any, remote bool, err error) // reads kv_transfer_params
+	discard  func(params any)                                      // releases the KV that a peer keeps for params
+	transfer func() (received, sent uint64)                        // bytes of KV since the start
+	bytesIn  uint64                                                // of them those that the metrics have
+	bytesOut uint64
+
+	streams map[scheduler.RequestID]*Stream
+	loads   map[scheduler.RequestID]*load
+	flight  []inFlight
+	limit   int  // plans in flight
+	dirty   bool // something has changed since the last plan
+	waits   scheduler.Wait
+	ops     []connector.Op
+	tokens  []scheduler.Token
+
+	live   atomic.Int64 // requests submitted and not ended
+	serial atomic.Uint64
+
+	mu     sync.Mutex
+	inbox  []func()
+	closed bool
+	wake   chan struct{}
+}
+
+type inFlight struct {
+	plan *scheduler.Plan
+	step executor.Step
+	at   time.Time
+}
+
+// load is a transfer into this rank that has not ended.
+type load struct {
+	name   string // the request's, in traces
+	peer   string
+	failed string // why it failed, empty if it did not
+}
+
+// post runs f on the rank's goroutine, between two steps. It reports false when
+// the rank has ended.
+func (r *rank) post(f func()) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return false
+	}
+	r.inbox = append(r.inbox, f)
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+	return true
+}
+
+// call runs f on the rank's goroutine and waits for it.
+func (r *rank) call(ctx context.Context, f func()) error {
+	done := make(chan struct{})
+	if !r.post(func() { f(); close(done) }) {
+		return ErrClosed
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// run is the loop. It ends when ctx ends, or with the error of a device.
+func (r *rank) run(ctx context.Context) error {
+	err := r.loop(ctx)
+	r.mu.Lock()
+	r.closed = true
+	late := r.inbox
+	r.inbox = nil
+	r.mu.Unlock()
+	for _, f := range late { // callers that wait get their answer: the streams they add end below
+		f()
+	}
+	for _, s := range r.streams {
+		s.fail(ErrClosed)
+	}
+	return err
+}
+
+func (r *rank) loop(ctx context.Context) error {
+	for ctx.Err() == nil {
+		r.takeInbox()
+		r.takeEvents()
+		planned := false
+		if len(r.flight) < r.limit && r.dirty {
+			var err error
+			if planned, err = r.plan(ctx); err != nil {
+				return err
+			}
+		}
+		switch {
+		case len(r.flight) > 0 && (len(r.flight) == r.limit || !planned):
+			if err := r.settle(ctx); err != nil {
+				return err
+			}
+		case !planned:
+			r.gauges()
+			r.sleep(ctx)
+		}
+	}
+	return nil
+}
+
+func (r *rank) takeInbox() {
+	r.mu.Lock()
+	inbox := r.inbox
+	r.inbox = nil
+	r.mu.Unlock()
+	for _, f := range inbox {
+		f()
+		r.dirty = true
+	}
+}
+
+// takeEvents delivers what the connector has reported so far.
+func (r *rank) takeEvents() {
+	for {
+		select {
+		case ev, ok := <-r.events:
+			if !ok {
+				r.events = nil
+				return
+			}
+			r.deliver(ev)
+		default:
+			return
+		}
+	}
+}
+
+func (r *rank) deliver(ev connector.Event) {
+	r.dirty = true
+	r.noteEvent(ev)
+	r.sched.Deliver(ev)
+}
+
+// sleep waits until something arrives or is due.
+func (r *rank) sleep(ctx context.Context) {
+	var due <-chan time.Time
+	wait := time.Duration(-1)
+	if at, ok := r.sched.NextDeadline(); ok {
+		wait = max(0, at.Sub(scheduler.At(time.Now())))
+	}
+	if r.waits == scheduler.ForLookup && (wait < 0 || wait > lookupPoll) {
+		wait = lookupPoll
+	}
+	if wait >= 0 {
+		t := time.NewTimer(wait)
+		defer t.Stop()
+		due = t.C
+	}
+	select {
+	case <-ctx.Done():
+	case <-r.wake:
+	case ev, ok := <-r.events:
+		if ok {
+			r.deliver(ev)
+		} else {
+			r.events = nil
+		}
+	case <-due:
+		r.dirty = true
+	}
+}
+
+// lookupPoll is how often a connector is asked again that could not answer.
+const lookupPoll = 2 * time.Millisecond
+
+// plan makes one plan and starts it. It reports whether the plan has rows.
+func (r *rank) plan(ctx context.Context) (bool, error) {
+	now := time.Now()
+	p := r.sched.Plan(scheduler.At(now))
+	if p == nil {
+		return false, fmt.Errorf("rank %d: no plan with %d of %d in flight", r.index, len(r.flight), r.limit)
+	}
+	r.dirty, r.waits = p.Rows() > 0, p.Waits
+	r.note(p, now)
+	if r.conn != nil {
+		r.ops = r.conn.Ops(p.Seq, r.ops[:0])
+		if len(r.ops) > 0 {
+			r.noteOps(r.ops)
+			if err := r.worker.Submit(r.ops...); err != nil {
+				return false, fmt.Errorf("rank %d: connector: %w", r.index, err)
+			}
+		}
+	}
+	if err := r.noise(ctx, p); err != nil {
+		return false, err
+	}
+	step, err := r.exec.Submit(p)
+	if err != nil {
+		return false, fmt.Errorf("rank %d: submit step %d: %w", r.index, p.Seq, err)
+	}
+	r.flight = append(r.flight, inFlight{p, step, now})
+	return p.Rows() > 0, nil
+}
+
+// settle waits for the oldest step, applies it and passes on its outputs.
+func (r *rank) settle(ctx context.Context) error {
+	f := r.flight[0]
+	var err error
+	r.tokens, err = f.step.Wait(ctx, r.tokens[:0])
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return fmt.Errorf("rank %d: step %d: %w", r.index, f.plan.Seq, err)
+	}
+	r.flight = append(r.flight[:0], r.flight[1:]...)
+	if f.plan.Rows() > 0 {
+		r.dirty = true
+		r.metrics.step(f.plan)
+	}
+	outs, err := r.sched.Apply(f.plan, scheduler.Result{Tokens: r.tokens})
+	if err != nil {
+		return fmt.Errorf("rank %d: apply step %d: %w", r.index, f.plan.Seq, err)
+	}
+	now := time.Now()
+	for i := range outs {
+		r.output(&outs[i], now)
+	}
+	r.gauges()
+	return nil
+}
+
+// output passes one output to its stream.
+func (r *rank) output(o *scheduler.Output, now time.Time) {
+	s := r.streams[o.Request]
+	if s == nil {
+		return // aborted before
+	}
+	s.count += len(o.Tokens)
+	r.metrics.output(s, o, now)
+	resident := 0
+	if o.Finish != scheduler.NotFinished {
+		resident = r.resident(s, o)
+		r.trace.add(finishLine{"finish", s.req.TraceID, r.index, s.count, o.Finish.String()})
+		r.forget(s)
+	}
+	s.push(o, resident)
+}
+
+// resident is how much of a request that has ended stays matchable: the full
+// blocks of its prompt and output. The last token has no KV.
+func (r *rank) resident(s *Stream, o *scheduler.Output) int {
+	switch {
+	case r.cfg.NoPrefix || s.count == 0:
+		return 0
+	case o.Finish == scheduler.FinishError || o.Finish == scheduler.FinishAbort:
+		return 0
+	}
+	return (s.prompt + s.count - 1) / r.cfg.BlockSize * r.cfg.BlockSize
+}
+
+// add takes a request in; on the rank's goroutine.
+func (r *rank) add(s *Stream, req scheduler.Request) error {
+	id, err := r.sched.Add(req)
+	if err != nil {
+		r.live.Add(-1)
+		return err
+	}
+	s.id = id
+	r.streams[id] = s
+	return nil
+}
+
+// stop ends a request by its caller's own stop rule.
+func (r *rank) stop(s *Stream) {
+	params, err := r.sched.FinishWith(s.id, scheduler.FinishStop)
+	if err != nil {
+		return // it has ended by itself, and its last output is on the way
+	}
+	r.output(&scheduler.Output{Request: s.id, Finish: scheduler.FinishStop, Stop: scheduler.StopCaller, Params: params}, time.Now())
+}
+
+// abort ends a request whose caller has gone.
+func (r *rank) abort(s *Stream) {
+	if err := r.sched.Abort(s.id); err != nil && !errors.Is(err, scheduler.ErrUnknown) {
+		r.log.Error("abort", "request", s.req.TraceID, "error", err)
+	}
+	r.metrics.aborted(s)
+	r.trace.add(finishLine{"finish", s.req.TraceID, r.index, s.count, scheduler.FinishAbort.String()})
+	r.forget(s)
+}
+
+// ended reports whether the loop has ended.
+func (r *rank) ended() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.closed
+}
+
+// params reads kv_transfer_params with the rank's connector; without one they
+// have no meaning. remote says that a peer has computed the prompt.
+func (r *rank) params(raw []byte) (params any, remote bool, err error) {
+	if r.parse == nil || len(raw) == 0 {
+		return nil, false, nil
+	}
+	return r.parse(raw)
+}
+
+// drop releases the KV that a peer keeps for a request that does not run.
+func (r *rank) drop(params any) {
+	if r.discard != nil && params != nil {
+		r.discard(params)
+	}
+}
+
+// idle reports whether no request runs, waits or holds blocks for a peer.
+func (r *rank) idle() bool {
+	return r.sched.Unfinished() == 0 && len(r.flight) == 0 && r.cache.Stats().Held == 0
+}
+
+func (r *rank) forget(s *Stream) {
+	delete(r.streams, s.id)
+	r.live.Add(-1)
+}
+
+// noise overwrites KV of requests that ask for it, before the first step that
+// reads it.
+func (r *rank) noise(ctx context.Context, p *scheduler.Plan) error {
+	for i, id := range p.Requests {
+		s := r.streams[id]
+		if s == nil || !s.req.Noise || p.Computed[i] == 0 {
+			continue
+		}
+		blocks := r.exec.Blocks(id)
+		if p.Kinds[i] != scheduler.RowRunning {
+			_, blocks = p.Table(i, 0)
+		}
+		at := (int(p.Computed[i]) + r.cfg.BlockSize - 1) / r.cfg.BlockSize / 2
+		s.req.Noise = false
+		if err := r.exec.Noise(ctx, blocks[at], p.Seq); err != nil {
+			return fmt.Errorf("rank %d: %w", r.index, err)
+		}
+	}
+	return nil
+}
