@@ -184,9 +184,9 @@ func (p *Params) MarshalJSON() ([]byte, error) {
 	}
 	if p.EngineID != "" {
 		out["remote_engine_id"], out["remote_request_id"] = p.EngineID, p.RequestID
-		out["remote_host"], out["remote_port"] = p.Host, p.Port
+		out["remote_host"], out["remote_port"] = p.Host, orNull(p.Port)
 		out["remote_block_ids"] = p.Blocks
-		out["remote_block_size"], out["num_prompt_blocks"] = p.BlockSize, p.NumPrompt
+		out["remote_block_size"], out["num_prompt_blocks"] = orNull(p.BlockSize), p.NumPrompt
 		out["remote_num_tokens"] = p.NumTokens
 		out["remote_lease"] = p.Lease
 		out["remote_blocks_expiry_time"] = p.ExpiryTime
@@ -205,6 +205,13 @@ func (p *Params) MarshalJSON() ([]byte, error) {
 		out["resident_until_ms"] = *p.ResidentUntil
 	}
 	return json.Marshal(out)
+}
+
+func orNull(n int) any {
+	if n == 0 {
+		return nil
+	}
+	return n
 }
 
 // UnmarshalJSON reads what ParseParams reads.
