@@ -1,0 +1,556 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/sluice-serving/sluice/connector"
+	"github.com/sluice-serving/sluice/kvcache"
+	"github.com/sluice-serving/sluice/proxy/route"
+	"github.com/sluice-serving/sluice/scheduler"
+)
+
+// ClusterConfig describes a P/D cluster and its front door.
+type ClusterConfig struct {
+	Prefillers int
+	Decoders   int
+	Ranks      int  // data-parallel ranks of each Decoder
+	Lockstep   Sync // whether the ranks of a Decoder step together
+	Prefill    RankConfig
+	Decode     RankConfig
+	Route      route.Config
+	Guard      route.Guard
+	Hop        float64 // seconds between client, proxy and engine, one way
+	Transfer   float64 // seconds to move the KV of one token from P to D
+	TransferAt float64 // seconds that a transfer takes however short it is
+	Window     float64 // seconds in which the queue's peak counts; 0: always
+	Sample     float64 // seconds between samples of the queue; 0: none
+}
+
+// Sync says whether ranks wait for each other.
+type Sync uint8
+
+const (
+	Lockstep    Sync = iota // a step ends when the slowest rank's does (expert parallelism)
+	Independent             // each rank steps on its own
+)
+
+// Validate reports what cannot be run, joined.
+func (c *ClusterConfig) Validate() error {
+	var errs []error
+	for _, f := range []struct {
+		name string
+		v    int
+	}{{"prefillers", c.Prefillers}, {"decoders", c.Decoders}, {"ranks", c.Ranks}, {"prefiller blocks", c.Prefill.Blocks}, {"decoder blocks", c.Decode.Blocks}} {
+		if f.v < 1 {
+			errs = append(errs, fmt.Errorf("cluster: %s is %d, must be at least 1", f.name, f.v))
+		}
+	}
+	for _, f := range []struct {
+		name string
+		v    float64
+	}{{"hop", c.Hop}, {"transfer per token", c.Transfer}, {"transfer", c.TransferAt}, {"window", c.Window}, {"sample", c.Sample}} {
+		if !(f.v >= 0) {
+			errs = append(errs, fmt.Errorf("cluster: %s is %v s, must not be negative", f.name, f.v))
+		}
+	}
+	if c.Prefill.Cost == nil || c.Decode.Cost == nil {
+		errs = append(errs, errors.New("cluster: a cost model is missing"))
+	}
+	return errors.Join(errs...)
+}
+
+// stage is where a turn is.
+type stage uint8
+
+const (
+	atClient  stage = iota
+	attempted       // sent to its owner
+	prefilling
+	decoding
+	finished
+)
+
+// turn is one request of a client.
+type turn struct {
+	rec    Record
+	stage  stage
+	rt     *route.Turn
+	prompt []kvcache.Token
+	id     scheduler.RequestID
+	on     int32 // rank that has it, -1 none
+	kv     transfer
+}
+
+// session is a conversation under way.
+type session struct {
+	history []kvcache.Token
+	next    int32 // turn that becomes eligible next
+	key     route.SessionKey
+}
+
+// Cluster runs a workload.
+type Cluster struct {
+	cfg    ClusterConfig
+	load   Workload
+	now    Time
+	cal    calendar
+	ranks  []*rank // Prefillers, then Decoders rank by rank
+	groups []*group
+	router *route.Router
+	byName map[string]int32 // instance to its first rank
+
+	turns   []turn
+	free    []int32
+	live    map[int32]*session
+	opened  int // sessions whose first turn was scheduled
+	pending int // turns not finished yet
+
+	waiting int // prompts at Prefillers that no step has begun
+	result  Result
+	events  int
+	sampled Time
+}
+
+// NewCluster builds an idle cluster for one run of a workload.
+func NewCluster(cfg ClusterConfig, load Workload) (*Cluster, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	c := &Cluster{cfg: cfg, load: load, router: route.New(cfg.Route), byName: map[string]int32{}, live: map[int32]*session{}}
+	depth := func(s scheduler.Config) int {
+		if s.Scheduling == scheduler.Async {
+			return max(s.InFlight, 2)
+		}
+		return 1
+	}
+	add := func(rc RankConfig, name string, g *group) error {
+		r, err := newRank(int32(len(c.ranks)), rc)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		r.group = g
+		g.ranks = append(g.ranks, r)
+		c.ranks = append(c.ranks, r)
+		return nil
+	}
+	newGroup := func(prefix string, d int) *group {
+		g := &group{index: int32(len(c.groups)), depth: d, prefix: prefix, wakeAt: -1}
+		c.groups = append(c.groups, g)
+		return g
+	}
+	for i := range cfg.Prefillers {
+		name := "p" + strconv.Itoa(i)
+		c.byName[name] = int32(len(c.ranks))
+		if err := add(cfg.Prefill, name, newGroup("p", depth(cfg.Prefill.Scheduler))); err != nil {
+			return nil, err
+		}
+		if err := c.router.AddPrefiller(name); err != nil {
+			return nil, err
+		}
+	}
+	for i := range cfg.Decoders {
+		name := "d" + strconv.Itoa(i)
+		c.byName[name] = int32(len(c.ranks))
+		var g *group
+		for range cfg.Ranks {
+			if g == nil || cfg.Lockstep == Independent {
+				g = newGroup("d", depth(cfg.Decode.Scheduler))
+			}
+			if err := add(cfg.Decode, name, g); err != nil {
+				return nil, err
+			}
+		}
+		if err := c.router.AddDecoder(route.DecoderSpec{Name: name, Ranks: cfg.Ranks, Guard: cfg.Guard}); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// wall is the virtual time as the router wants it.
+func wall(t Time) time.Time { return time.Unix(0, int64(t)) }
+
+// Run plays the whole workload and returns what happened. It is called once.
+func (c *Cluster) Run() (*Result, error) {
+	c.openNext()
+	for c.cal.len() > 0 {
+		e := c.cal.pop()
+		c.sampleQueue(e.at)
+		c.now = e.at
+		c.events++
+		var err error
+		switch e.kind {
+		case eventEligible:
+			err = c.eligible(e.a, e.b)
+		case eventArrive:
+			err = c.arrive(e.a, e.b)
+		case eventBack:
+			err = c.prefill(e.a)
+		case eventStepEnd:
+			err = c.stepEnd(c.groups[e.a])
+		case eventWake:
+			g := c.groups[e.a]
+			g.waking = false
+			err = c.pump(g)
+		case eventKV:
+			c.kvArrived(e.a, scheduler.RequestID(e.tag), e.b)
+		case eventSent:
+			c.deliver(c.ranks[e.a], connector.Event{Kind: connector.Sent, Request: scheduler.RequestID(e.tag)})
+		case eventDone:
+			c.done(e.a)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("at %.6f s: %w", float64(c.now)/1e9, err)
+		}
+	}
+	if c.pending > 0 {
+		return nil, fmt.Errorf("at %.6f s: %d requests never ended", float64(c.now)/1e9, c.pending)
+	}
+	return c.finish()
+}
+
+// openNext schedules the first turn of the next session, so that the calendar
+// holds one start at a time.
+func (c *Cluster) openNext() {
+	if c.opened < c.load.Sessions() {
+		c.cal.push(c.load.Start(c.opened), eventEligible, int32(c.opened), 0, 0)
+		c.opened++
+	}
+}
+
+func (c *Cluster) newTurn() int32 {
+	if n := len(c.free); n > 0 {
+		i := c.free[n-1]
+		c.free = c.free[:n-1]
+		return i
+	}
+	c.turns = append(c.turns, turn{})
+	return int32(len(c.turns) - 1)
+}
+
+// eligible: the client has turn t of a session to send.
+func (c *Cluster) eligible(s, t int32) error {
+	ss := c.live[s]
+	if ss == nil {
+		ss = &session{key: route.KeyOf("", strconv.Itoa(int(s)))}
+		c.live[s] = ss
+	}
+	if t == 0 {
+		c.openNext()
+		if parent := c.load.Parent(int(s)); parent >= 0 {
+			if p := c.live[int32(parent)]; p != nil {
+				ss.history = append(ss.history, p.history...)
+			}
+		}
+	}
+	ss.history = c.load.Prompt(int(s), int(t), ss.history)
+	ss.next = t + 1
+	i := c.newTurn()
+	tr := &c.turns[i]
+	*tr = turn{on: -1, prompt: slices.Clone(ss.history), rec: Record{Session: s, Turn: t, Eligible: c.now, Prompt: int32(len(ss.history))}}
+	c.pending++
+	q := route.Query{HasSession: true, Session: ss.key, Bytes: 4 * len(tr.prompt), Eligible: true, FollowUp: t > 0}
+	if p := c.load.Parent(int(s)); p >= 0 {
+		q.HasParent, q.Parent = true, route.KeyOf("", strconv.Itoa(p))
+	}
+	var d route.Decision
+	tr.rt, d = c.router.Begin(wall(c.now), q)
+	if d.Route == route.Local {
+		tr.stage = attempted
+		c.send(i, c.byName[d.Target.Decoder]+int32(d.Target.Rank))
+		return nil
+	}
+	tr.rec.Reason = string(d.Reason)
+	return c.prefill(i)
+}
+
+// send lets a turn arrive at a rank one hop later.
+func (c *Cluster) send(i, rank int32) {
+	c.cal.push(c.now+Seconds(c.cfg.Hop), eventArrive, i, rank, 0)
+}
+
+// prefill sends a turn to a Prefiller.
+func (c *Cluster) prefill(i int32) error {
+	tr := &c.turns[i]
+	name, ok := c.router.Prefiller(wall(c.now), tr.rt)
+	if !ok {
+		return errors.New("no prefiller is available")
+	}
+	tr.stage = prefilling
+	c.send(i, c.byName[name])
+	return nil
+}
+
+// arrive: a turn reaches an engine.
+func (c *Cluster) arrive(i, on int32) error {
+	tr := &c.turns[i]
+	r := c.ranks[on]
+	tr.on = on
+	req := scheduler.Request{
+		ID:        strconv.Itoa(int(tr.rec.Session)) + "." + strconv.Itoa(int(tr.rec.Turn)),
+		Session:   strconv.Itoa(int(tr.rec.Session)),
+		Prompt:    slices.Clip(tr.prompt),
+		MaxTokens: c.load.Output(int(tr.rec.Session), int(tr.rec.Turn)),
+		Arrival:   c.now,
+	}
+	switch tr.stage {
+	case attempted:
+		req.Route = scheduler.AppendPrefill
+		tr.kv = transfer{from: -1}
+	case prefilling:
+		req.MaxTokens = 1
+		tr.kv = transfer{keep: true, from: -1}
+		c.waiting++
+	case decoding:
+		req.Route = scheduler.RemotePrefill
+	}
+	req.Params = &transfer{keep: tr.kv.keep, from: tr.kv.from, id: tr.kv.id, tokens: tr.kv.tokens}
+	id, err := r.sched.Add(req)
+	if err != nil {
+		return err
+	}
+	tr.id = id
+	r.bind(id, i)
+	c.wake(r.group)
+	return nil
+}
+
+// wake lets a group that does not compute look at its work, once for all that
+// happens at this moment.
+func (c *Cluster) wake(g *group) {
+	if !g.waking && (!g.busy || len(g.queue) < g.depth) {
+		g.waking = true
+		c.cal.push(c.now, eventWake, g.index, 0, 0)
+	}
+}
+
+func (c *Cluster) deliver(r *rank, ev connector.Event) {
+	r.sched.Deliver(ev)
+	c.wake(r.group)
+}
+
+// kvArrived: the KV of a Decoder's request is there, and its Prefiller may let go.
+func (c *Cluster) kvArrived(on int32, id scheduler.RequestID, _ int32) {
+	c.deliver(c.ranks[on], connector.Event{Kind: connector.Received, Request: id})
+}
+
+// pump plans as far ahead as the group may and starts the next step.
+func (c *Cluster) pump(g *group) error {
+	for len(g.queue) < g.depth && g.hasWork() {
+		s := g.plan(c.now)
+		c.began(g, &s)
+		if !s.rows && len(g.queue) == 0 { // nothing to compute: what the plans say happens at once
+			if err := c.apply(g, s); err != nil {
+				return err
+			}
+			continue
+		}
+		g.queue = append(g.queue, s)
+		if !s.rows {
+			break
+		}
+	}
+	if g.busy {
+		return nil
+	}
+	if len(g.queue) > 0 {
+		g.busy = true
+		s := &g.queue[0]
+		if s.rows {
+			g.stats.Steps++
+			g.stats.Seconds += s.seconds
+			if s.mixed {
+				g.stats.Mixed++
+			}
+			if !s.full {
+				g.stats.NonFull++
+			}
+		}
+		c.cal.push(c.now+Seconds(s.seconds), eventStepEnd, g.index, 0, 0)
+		return nil
+	}
+	for _, r := range g.ranks { // nobody computes: somebody may wait for a deadline
+		if at, ok := r.sched.NextDeadline(); ok && (g.wakeAt <= c.now || at < g.wakeAt) {
+			g.wakeAt = at
+			c.cal.push(max(at, c.now+1), eventWake, g.index, 0, 0)
+		}
+	}
+	return nil
+}
+
+// began turns the connectors' work of a step into events, and counts prompts
+// that leave a Prefiller's queue.
+func (c *Cluster) began(g *group, s *slot) {
+	for k, r := range g.ranks {
+		if int(r.index) < c.cfg.Prefillers {
+			for _, kind := range s.plans[k].Kinds {
+				if kind == scheduler.RowNew {
+					c.waiting--
+				}
+			}
+		}
+		for _, w := range r.link.work {
+			at := c.now
+			if w.tokens > 0 {
+				at += Seconds(c.cfg.TransferAt + c.cfg.Transfer*float64(w.tokens))
+				c.cal.push(at, eventKV, r.index, 0, uint64(w.id))
+			}
+			c.cal.push(at, eventSent, w.from, 0, uint64(w.peer))
+		}
+		r.link.work = r.link.work[:0]
+	}
+}
+
+func (c *Cluster) stepEnd(g *group) error {
+	s := g.queue[0]
+	g.queue = append(g.queue[:0], g.queue[1:]...)
+	g.busy = false
+	if err := c.apply(g, s); err != nil {
+		return err
+	}
+	return c.pump(g)
+}
+
+// apply gives every rank the tokens of a step and acts on what its requests gain.
+func (c *Cluster) apply(g *group, s slot) error {
+	for k, r := range g.ranks {
+		p := s.plans[k]
+		res := &r.res
+		res.Tokens = res.Tokens[:0]
+		for i, samples := range p.Samples {
+			if samples == 0 {
+				continue
+			}
+			tr := &c.turns[r.turn(p.Requests[i])]
+			res.Tokens = append(res.Tokens, answerToken(tr.rec.Session, tr.rec.Turn, int(p.Outputs[i])))
+		}
+		outs, err := r.sched.Apply(p, *res)
+		if err != nil {
+			return fmt.Errorf("rank %d: %w", r.index, err)
+		}
+		for i := range outs {
+			if err := c.output(r, &outs[i]); err != nil {
+				return err
+			}
+			if outs[i].Finish != scheduler.NotFinished {
+				r.unbind(outs[i].Request)
+			}
+		}
+	}
+	g.free = append(g.free, s)
+	return nil
+}
+
+// output is what one request gained.
+func (c *Cluster) output(r *rank, o *scheduler.Output) error {
+	i := r.turn(o.Request)
+	tr := &c.turns[i]
+	switch tr.stage {
+	case prefilling:
+		if o.Finish == scheduler.NotFinished {
+			return nil
+		}
+		if o.Finish != scheduler.FinishLength {
+			return fmt.Errorf("session %d turn %d: prefill ended as %v: %v", tr.rec.Session, tr.rec.Turn, o.Finish, o.Err)
+		}
+		c.result.PrefillTokens += int(tr.rec.Prompt - o.Cached)
+		c.result.PrefillCalls++
+		c.router.Prefilled(tr.rt)
+		target, ok := c.router.Decoder(wall(c.now), tr.rt)
+		if !ok {
+			return errors.New("no decoder is available")
+		}
+		tr.stage = decoding
+		tr.kv = transfer{from: r.index, id: o.Request, tokens: len(tr.prompt)}
+		c.send(i, c.byName[target.Decoder]+int32(target.Rank))
+		return nil
+	case attempted, decoding:
+	default:
+		return fmt.Errorf("session %d turn %d: output for a turn that no engine has", tr.rec.Session, tr.rec.Turn)
+	}
+	if o.Finish == scheduler.FinishRefused {
+		tr.rec.Route = Fallback
+		tr.rec.Reason = o.Refusal.Reason.String()
+		c.router.Missed(tr.rt)
+		c.cal.push(c.now+Seconds(c.cfg.Hop), eventBack, i, 0, 0)
+		return nil
+	}
+	if o.Finish == scheduler.FinishError || o.Finish == scheduler.FinishAbort {
+		return fmt.Errorf("session %d turn %d: ended as %v: %v", tr.rec.Session, tr.rec.Turn, o.Finish, o.Err)
+	}
+	if n := len(o.Tokens); n > 0 {
+		if tr.rec.Out == 0 {
+			tr.rec.First = c.now + Seconds(c.cfg.Hop)
+			tr.rec.Cached = o.Cached
+			if tr.stage == attempted {
+				tr.rec.Route = Hit
+			}
+			c.router.Output(wall(c.now), tr.rt)
+		}
+		tr.rec.Out += int32(n)
+		tr.rec.Last = c.now + Seconds(c.cfg.Hop)
+	}
+	if o.Finish != scheduler.NotFinished {
+		tr.stage = finished
+		c.cal.push(c.now+Seconds(c.cfg.Hop), eventDone, i, 0, 0)
+	}
+	return nil
+}
+
+// done: the client has the whole answer.
+func (c *Cluster) done(i int32) {
+	tr := &c.turns[i]
+	s, t := tr.rec.Session, int(tr.rec.Turn)
+	ss := c.live[s]
+	last := t+1 >= c.load.Turns(int(s))
+	c.router.Finish(wall(c.now), tr.rt, route.Outcome{
+		Result: route.Completed, PromptTokens: len(tr.prompt), CachedTokens: int(tr.rec.Cached), OutputTokens: int(tr.rec.Out), End: last,
+	})
+	c.result.add(tr.rec)
+	c.pending--
+	if last {
+		delete(c.live, s)
+	} else {
+		for k := range tr.rec.Out {
+			ss.history = append(ss.history, answerToken(s, tr.rec.Turn, int(k)))
+		}
+		c.cal.push(c.now+c.load.Think(int(s), t), eventEligible, s, int32(t+1), 0)
+	}
+	*tr = turn{}
+	c.free = append(c.free, i)
+}
+
+// sampleQueue notes the queue's length up to a moment.
+func (c *Cluster) sampleQueue(at Time) {
+	if c.cfg.Window == 0 || c.now <= Seconds(c.cfg.Window) {
+		c.result.QueuePeak = max(c.result.QueuePeak, c.waiting)
+	}
+	if c.cfg.Sample == 0 {
+		return
+	}
+	for step := Seconds(c.cfg.Sample); c.sampled <= at; c.sampled += step {
+		c.result.Queue = append(c.result.Queue, int32(c.waiting))
+	}
+}
+
+// finish checks that nothing is left behind and closes the result.
+func (c *Cluster) finish() (*Result, error) {
+	for _, r := range c.ranks {
+		if held := r.cache.Usable() - r.cache.Available(); held != 0 {
+			return nil, fmt.Errorf("rank %d holds %d blocks after the last request", r.index, held)
+		}
+	}
+	for _, g := range c.groups {
+		if g.prefix == "d" {
+			c.result.Decode.merge(g.stats)
+		} else {
+			c.result.Prefill.merge(g.stats)
+		}
+	}
+	c.result.Events = c.events
+	return &c.result, nil
+}

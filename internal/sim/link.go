@@ -1,0 +1,61 @@
+package sim
+
+import "github.com/sluice-serving/sluice/connector"
+
+// transfer is what the front door says about a request's KV: the opaque
+// connector parameters of a request in the simulator.
+type transfer struct {
+	keep   bool                // Prefiller: hold the prompt's blocks when it has run
+	from   int32               // Decoder: rank that holds the blocks; -1 none
+	id     connector.RequestID // there
+	tokens int                 // of the prompt that it holds
+	used   bool                // the blocks were asked for
+}
+
+// link is the connector of one rank. On a Prefiller it holds finished prompts,
+// on a Decoder it pulls them. Bytes do not move: the cluster turns its work
+// into events on the virtual clock.
+type link struct {
+	connector.Base
+	work []linkWork
+}
+
+// linkWork is one transfer or release that the last plan began.
+type linkWork struct {
+	id     connector.RequestID // on this rank
+	from   int32
+	peer   connector.RequestID
+	tokens int // 0: only a release
+}
+
+var _ connector.Scheduler = (*link)(nil)
+
+func (l *link) Lookup(r *connector.Request, local int) connector.Answer {
+	t, ok := connector.ParamsOf[*transfer](r)
+	if !ok || t.from < 0 || t.used || t.tokens <= local {
+		return connector.Answer{}
+	}
+	return connector.Answer{Tokens: t.tokens - local, Async: true}
+}
+
+func (l *link) Allocated(r *connector.Request, _ connector.Tables, _, external int) {
+	t, ok := connector.ParamsOf[*transfer](r)
+	if !ok || t.from < 0 || t.used {
+		return
+	}
+	t.used = true
+	l.work = append(l.work, linkWork{r.ID, t.from, t.id, external})
+}
+
+func (l *link) Finished(r *connector.Request, _ connector.Tables, end connector.End) connector.Hold {
+	t, ok := connector.ParamsOf[*transfer](r)
+	switch {
+	case !ok:
+	case t.keep && end.Reason.Complete():
+		return connector.Hold{Delay: true}
+	case t.from >= 0 && !t.used: // never read: let the Prefiller go
+		t.used = true
+		l.work = append(l.work, linkWork{r.ID, t.from, t.id, 0})
+	}
+	return connector.Hold{}
+}

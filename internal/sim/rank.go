@@ -1,0 +1,157 @@
+package sim
+
+import (
+	"fmt"
+
+	"github.com/sluice-serving/sluice/graphs"
+	"github.com/sluice-serving/sluice/kvcache"
+	"github.com/sluice-serving/sluice/scheduler"
+)
+
+// RankConfig describes the ranks of one role.
+type RankConfig struct {
+	Blocks    int // blocks that requests can have, without the null block
+	BlockSize int // tokens
+	Scheduler scheduler.Config
+	Graphs    graphs.Config // MaxNumSeqs 0: no dispatcher
+	Caching   kvcache.Caching
+	Cost      Cost
+}
+
+// rank is one scheduler over one cache.
+type rank struct {
+	index int32
+	cache *kvcache.Cache
+	sched *scheduler.Scheduler
+	link  *link
+	cost  Cost
+	group *group
+	steps uint64
+
+	owners []owner                       // by request slot
+	late   map[scheduler.RequestID]int32 // turns of ended requests whose slot is taken
+
+	res scheduler.Result
+}
+
+func newRank(index int32, cfg RankConfig) (*rank, error) {
+	cache, err := kvcache.New(kvcache.Config{Blocks: cfg.Blocks + 1, BlockSize: cfg.BlockSize, Caching: cfg.Caching})
+	if err != nil {
+		return nil, err
+	}
+	r := &rank{index: index, cache: cache, link: &link{}, cost: cfg.Cost, late: map[scheduler.RequestID]int32{}}
+	opts := []scheduler.Option{scheduler.WithConnector(r.link)}
+	if cfg.Graphs.MaxNumSeqs > 0 {
+		d, err := graphs.New(cfg.Graphs)
+		if err != nil {
+			return nil, err
+		}
+		d.SetCaptureState(graphs.AllCaptured)
+		opts = append(opts, scheduler.WithGraphs(d))
+	}
+	r.sched, err = scheduler.New(cfg.Scheduler, cache, opts...)
+	return r, err
+}
+
+// owner is the turn of a request.
+type owner struct {
+	id   scheduler.RequestID
+	turn int32
+}
+
+// bind remembers which turn a request belongs to. The last output of a request
+// may come after its slot has been given to another one; its owner is kept
+// aside until then.
+func (r *rank) bind(id scheduler.RequestID, turn int32) {
+	slot := int(id.Slot())
+	for len(r.owners) <= slot {
+		r.owners = append(r.owners, owner{})
+	}
+	if o := r.owners[slot]; o.id != 0 {
+		r.late[o.id] = o.turn
+	}
+	r.owners[slot] = owner{id, turn}
+}
+
+// unbind forgets a request after its last output.
+func (r *rank) unbind(id scheduler.RequestID) {
+	if o := &r.owners[id.Slot()]; o.id == id {
+		*o = owner{}
+		return
+	}
+	delete(r.late, id)
+}
+
+func (r *rank) turn(id scheduler.RequestID) int32 {
+	if o := r.owners[id.Slot()]; o.id == id {
+		return o.turn
+	}
+	return r.late[id]
+}
+
+// slot is one step of a group: a plan per rank.
+type slot struct {
+	plans   []*scheduler.Plan
+	seconds float64
+	rows    bool // some rank has rows
+	full    bool // every rank with rows replays a FULL graph
+	mixed   bool // some rank prefills
+}
+
+// group is the ranks that step together.
+type group struct {
+	index  int32
+	ranks  []*rank
+	depth  int // plans that may be made ahead: 1 synchronous, 2 asynchronous
+	queue  []slot
+	free   []slot
+	busy   bool // queue[0] is running
+	waking bool // an eventWake is under way
+	wakeAt Time // latest deadline asked for
+	prefix string
+
+	stats GroupStats
+}
+
+// GroupStats counts the steps of a group that had rows.
+type GroupStats struct {
+	Steps   int
+	NonFull int
+	Mixed   int     // steps with prefill tokens
+	Seconds float64 // busy time
+}
+
+func (g *group) String() string { return fmt.Sprintf("%s%d", g.prefix, g.index) }
+
+func (g *group) hasWork() bool {
+	for _, r := range g.ranks {
+		if r.sched.HasWork() {
+			return true
+		}
+	}
+	return false
+}
+
+// plan makes the next step of every rank.
+func (g *group) plan(now Time) slot {
+	var s slot
+	if n := len(g.free); n > 0 {
+		s, g.free = g.free[n-1], g.free[:n-1]
+		s = slot{plans: s.plans[:0]}
+	}
+	s.full = true
+	for _, r := range g.ranks {
+		p := r.sched.Plan(now)
+		s.plans = append(s.plans, p)
+		if p.Rows() == 0 {
+			continue
+		}
+		s.rows = true
+		w := WorkOf(p)
+		s.seconds = max(s.seconds, r.cost.Step(w, r.steps))
+		r.steps++
+		s.mixed = s.mixed || w.Prefill > 0
+		s.full = s.full && w.Mode == graphs.Full
+	}
+	return s
+}
