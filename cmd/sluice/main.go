@@ -18,8 +18,10 @@ var commands = []func() *cobra.Command{
 	newUpCmd,
 	newBenchCmd,
 	newExplainCmd,
+	newServeCmd,
 	newVersionCmd,
 	newProxyCmd,
+	newGoldenCmd,
 }
 
 func newRootCmd() *cobra.Command {
