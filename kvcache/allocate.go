@@ -128,15 +128,13 @@ func (c *Cache) Allocate(s *Seq, a *Alloc) (Grant, error) {
 	if !c.single {
 		c.leaveWindows(s, p.basis)
 	}
-	if p.empty {
-		if p.hit > 0 {
-			c.takeHit(s, &p)
-		}
-		if len(s.tables[0])+p.need.New > 0 {
-			c.holders++
-		}
+	if p.hit > 0 {
+		c.takeHit(s, &p)
 	}
 	taken := c.appendBlocks(s, &p)
+	if p.empty && len(s.tables[0]) > 0 {
+		c.holders++
+	}
 	s.settle()
 	if c.on && a.Publish == PublishNow {
 		c.publish(s, a.Tokens, min(p.total+a.New, len(a.Tokens)))
@@ -167,7 +165,7 @@ func (c *Cache) plan(s *Seq, a *Alloc, p *plan) error {
 	}
 	p.total = min(p.total, limit)
 	p.slots = ceilDiv(min(p.total+a.New+a.Lookahead, limit), c.bs)
-	p.basis = max(p.total-a.InFlight, 0)
+	p.basis = max(p.total-min(a.InFlight, a.Computed), 0) // what an empty sequence hits is processed
 	have := c.available()
 	if c.single {
 		own := len(s.tables[0])
@@ -202,17 +200,8 @@ func (c *Cache) plan(s *Seq, a *Alloc, p *plan) error {
 }
 
 func (c *Cache) validate(s *Seq, a *Alloc) error {
-	for _, v := range [...]struct {
-		name  string
-		value int
-	}{
-		{"Alloc.Computed", a.Computed}, {"Alloc.External", a.External}, {"Alloc.New", a.New}, {"Alloc.Lookahead", a.Lookahead},
-		{"Alloc.MaxTokens", a.MaxTokens}, {"Alloc.InFlight", a.InFlight}, {"Alloc.Reserve", a.Reserve}, {"Alloc.Watermark", a.Watermark},
-		{"Alloc.WholeSequence", a.WholeSequence}, {"Alloc.Hit.Tokens", a.Hit.Tokens},
-	} {
-		if uint(v.value) > math.MaxInt32 {
-			return &RangeError{v.name, v.value, 0, math.MaxInt32}
-		}
+	if all := a.Computed | a.External | a.New | a.Lookahead | a.MaxTokens | a.InFlight | a.Reserve | a.Watermark | a.WholeSequence | a.Hit.Tokens; uint(all) > math.MaxInt32 {
+		return a.outOfRange()
 	}
 	if a.New == 0 && a.External == 0 {
 		return &RangeError{"Alloc.New + Alloc.External", 0, 1, math.MaxInt32}
@@ -229,6 +218,23 @@ func (c *Cache) validate(s *Seq, a *Alloc) error {
 		}
 	}
 	return nil
+}
+
+// outOfRange names the first count that is negative or too large.
+func (a *Alloc) outOfRange() error {
+	for _, v := range [...]struct {
+		name  string
+		value int
+	}{
+		{"Alloc.Computed", a.Computed}, {"Alloc.External", a.External}, {"Alloc.New", a.New}, {"Alloc.Lookahead", a.Lookahead},
+		{"Alloc.MaxTokens", a.MaxTokens}, {"Alloc.InFlight", a.InFlight}, {"Alloc.Reserve", a.Reserve}, {"Alloc.Watermark", a.Watermark},
+		{"Alloc.WholeSequence", a.WholeSequence},
+	} {
+		if uint(v.value) > math.MaxInt32 {
+			return &RangeError{v.name, v.value, 0, math.MaxInt32}
+		}
+	}
+	return &RangeError{"Alloc.Hit.Tokens", a.Hit.Tokens, 0, math.MaxInt32}
 }
 
 // goneBlocks returns how many leading blocks lie outside a group's window when n tokens are processed.

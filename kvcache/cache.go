@@ -17,6 +17,7 @@ type Cache struct {
 	full   int  // number of full-attention groups
 	single bool // exactly one group, of full attention
 	on     bool // prefix caching
+	edge   int  // longest edge of a tree
 
 	byName    map[Namespace]int32
 	spaces    []space
@@ -53,11 +54,13 @@ type space struct {
 }
 
 // New returns an empty cache, or every fault of the configuration joined.
-func New(cfg Config) (*Cache, error) {
+func New(cfg Config) (*Cache, error) { return newWithEdges(cfg, maxEdge) }
+
+func newWithEdges(cfg Config, edge int) (*Cache, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	c := &Cache{cfg: cfg, bs: cfg.BlockSize, on: cfg.Caching == CachingOn}
+	c := &Cache{cfg: cfg, bs: cfg.BlockSize, on: cfg.Caching == CachingOn, edge: edge}
 	if c.bs == 0 {
 		c.bs = DefaultBlockSize
 	}
@@ -86,7 +89,7 @@ func New(cfg Config) (*Cache, error) {
 }
 
 func (c *Cache) clearTree() {
-	c.t.init(c.bs, len(c.groups), c.cfg.Seed)
+	c.t.init(c.bs, len(c.groups), c.edge, c.cfg.Seed)
 	c.byName = map[Namespace]int32{}
 	c.spaces = make([]space, 1)
 	c.freeSpace = 0

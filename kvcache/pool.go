@@ -43,23 +43,20 @@ type leaseKey struct {
 
 // pool is the fixed set of blocks.
 type pool struct {
-	blocks    []block
-	freeTop   BlockID // stack of freed blocks without a position, NullBlock when empty
-	freeLen   int
-	unused    int // first block that was never handed out
-	held      int // blocks with refs > 0
-	cached    int // blocks with a position
-	heldPos   int // blocks with a position and refs > 0
-	releases  uint64
-	plain     *btree.BTreeG[evictKey]
-	leasedq   *btree.BTreeG[leaseKey]
-	pushLater []BlockID
+	blocks   []block
+	freeTop  BlockID // stack of freed blocks without a position, NullBlock when empty
+	freeLen  int
+	unused   int // first block that was never handed out
+	held     int // blocks with refs > 0
+	cached   int // blocks with a position
+	heldPos  int // blocks with a position and refs > 0
+	releases uint64
+	plain    *btree.BTreeG[evictKey]
+	leasedq  *btree.BTreeG[leaseKey]
 }
 
 func (p *pool) init(blocks int) {
-	p.blocks = make([]block, blocks)
-	p.freeTop = NullBlock
-	p.unused = 1
+	*p = pool{blocks: make([]block, blocks), unused: 1}
 	p.plain = btree.NewWithFreeListG(32, func(a, b evictKey) bool { return a.stamp < b.stamp }, btree.NewFreeListG[evictKey](1<<12))
 	p.leasedq = btree.NewWithFreeListG(32, func(a, b leaseKey) bool {
 		if a.deadline != b.deadline {

@@ -210,7 +210,7 @@ func (c *Cache) vacated(i int32, g, off int) {
 
 // trim removes positions without any copy from the end of an edge, and goes on upwards. Needed where no group is of full attention.
 func (c *Cache) trim(i int32) {
-	for {
+	for i != 0 {
 		nd := c.t.at(i)
 		if nd.isRoot || nd.child != 0 {
 			return
@@ -269,7 +269,7 @@ func (c *Cache) cut(i int32, off int) {
 
 // shorten takes the last position, which has no copies, from the edge of a
 // node without children, and the node itself when the edge is empty. It
-// returns the node in which the path now ends.
+// returns the node in which the path now ends, 0 for the root.
 func (c *Cache) shorten(i int32) int32 {
 	t := &c.t
 	nd := t.at(i)
@@ -288,7 +288,9 @@ func (c *Cache) shorten(i int32) int32 {
 		p := t.at(parent)
 		if p.isRoot {
 			c.forget(p.space)
-		} else if p.child == 0 {
+			return 0
+		}
+		if p.child == 0 {
 			c.fixTail(p)
 		}
 		return parent
@@ -313,14 +315,14 @@ func (c *Cache) extend(i int32, off int, toks []Token) (int32, int) {
 		i = c.splitNode(i, off+1)
 		nd = t.at(i)
 	}
-	if nd.child != 0 || nd.isRoot || nd.leases != 0 || int(nd.n) == maxEdge {
+	if nd.child != 0 || nd.isRoot || nd.leases != 0 || int(nd.n) >= t.edge {
 		key := t.hash(i, toks[:c.bs])
 		if nd.child != 0 {
 			if j := t.lookup(i, toks[:c.bs], key); j != 0 {
 				return j, 0
 			}
 		}
-		m := min(len(toks)/c.bs, maxEdge)
+		m := min(len(toks)/c.bs, t.edge)
 		grew := nd.child == 0
 		j := t.newChild(i, toks[:m*c.bs], key)
 		c.growHashes(j)
@@ -330,7 +332,7 @@ func (c *Cache) extend(i int32, off int, toks []Token) (int32, int) {
 		return j, 0
 	}
 	n := int(nd.n)
-	m := min(len(toks)/c.bs, maxEdge-n)
+	m := min(len(toks)/c.bs, t.edge-n)
 	t.appendTokens(nd, toks[:m*c.bs])
 	c.growHashes(i)
 	for g := range c.groups { // the former end of the edge is an inner position now

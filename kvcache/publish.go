@@ -1,6 +1,6 @@
 package kvcache
 
-import "math"
+import "slices"
 
 // Publish makes the blocks matchable that the first n tokens fill, after an
 // asynchronous load or after sampled tokens have filled a block. tokens are the
@@ -69,19 +69,14 @@ func (c *Cache) place(s *Seq, tokens []Token, depth int) (int32, int) {
 // full-attention table that every holder of blocks holds: attention over them
 // can be shared. It is 0 without caching or without such a group.
 func (c *Cache) CommonPrefix(s *Seq) int {
-	if c.own(s) != nil || !c.on || c.full == 0 {
+	g := slices.IndexFunc(c.groups, func(g group) bool { return g.spec.Kind == FullAttention })
+	if c.own(s) != nil || !c.on || g < 0 {
 		return 0
 	}
-	for g := range c.groups {
-		if c.groups[g].spec.Kind != FullAttention {
-			continue
+	for i, id := range s.tables[g] {
+		if int(c.blocks[id].refs) != c.holders {
+			return i
 		}
-		for i, id := range s.tables[g] {
-			if int(c.blocks[id].refs) != c.holders {
-				return i
-			}
-		}
-		return len(s.tables[g])
 	}
-	return math.MaxInt // not reached: c.full says that there is one
+	return len(s.tables[g])
 }

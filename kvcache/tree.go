@@ -33,6 +33,7 @@ const (
 // tree keeps the nodes of all namespaces.
 type tree struct {
 	bs, groups int
+	edge       int // longest edge, maxEdge but for tests that want short ones
 	slab       slab
 	chunks     [][]node
 	nodes      int // ids handed out, the unused node 0 included
@@ -50,8 +51,8 @@ type slot struct {
 	key  uint32
 }
 
-func (t *tree) init(bs, groups int, seed uint64) {
-	t.bs, t.groups, t.seed = bs, groups, seed
+func (t *tree) init(bs, groups, edge int, seed uint64) {
+	t.bs, t.groups, t.edge, t.seed = bs, groups, edge, seed
 	t.slab = slab{unit: bs + groups}
 	t.chunks = nil
 	t.nodes, t.freeNode, t.liveNodes, t.positions = 1, 0, 0, 0

@@ -17,10 +17,11 @@ type Holder struct {
 //
 // It appends to dst every sequence that has such a block, in the order in which
 // the sequences were opened, and returns dst. Those are rolled back here to
-// Tokens tokens. The first holder keeps its blocks in its table, as private ones to
-// be computed again in place; a later one loses what it shared from there on.
-// Blocks behind a fence lose their position too and stay held. Blocks that are free, or are
-// private to one sequence, are only reported. The null block and ids out of range are a *BlockError.
+// Tokens tokens. The first holder keeps its blocks in its table, as private ones
+// to be computed again in place; a later one loses its table from the first block
+// on that an earlier one keeps. Blocks behind a fence lose their position too and
+// stay held, and no sequence keeps them, since the step or the transfer behind the
+// fence may still write to them. The null block and ids out of range are a *BlockError.
 func (c *Cache) Uncache(failed []BlockID, dst []Holder) ([]Holder, error) {
 	for _, id := range failed {
 		if id <= NullBlock || int(id) >= len(c.blocks) {
@@ -67,15 +68,13 @@ func (c *Cache) Uncache(failed []BlockID, dst []Holder) ([]Holder, error) {
 		}
 		return 1
 	})
-	for _, h := range found {
-		c.rollBack(h.Seq, h.Tokens/c.bs)
-	}
 	for i := range c.fences {
 		if f := &c.fences[i]; f.live {
-			if at := c.firstBad(&f.seq); at >= 0 {
-				f.seq.published = min(f.seq.published, at)
-			}
+			c.ownFenced(&f.seq)
 		}
+	}
+	for _, h := range found {
+		c.rollBack(h.Seq, h.Tokens/c.bs)
 	}
 	for _, id := range c.worklist {
 		c.blocks[id].state &^= blockBad | blockOwned
@@ -171,6 +170,23 @@ func (c *Cache) depth(id BlockID) int {
 		return -1
 	}
 	return int(c.t.at(b.node).depth) + int(b.off)
+}
+
+// ownFenced marks the bad blocks behind a fence as kept: something may still
+// write to them, so no sequence computes them anew in place.
+func (c *Cache) ownFenced(s *Seq) {
+	at := c.firstBad(s)
+	if at < 0 {
+		return
+	}
+	s.published = min(s.published, at)
+	for g := range s.tables {
+		for _, id := range s.tables[g][at:] {
+			if b := &c.blocks[id]; b.state&blockBad != 0 {
+				b.state |= blockOwned
+			}
+		}
+	}
 }
 
 // rollBack cuts a holder back to its good blocks. Blocks that no earlier holder kept stay, as private ones.
