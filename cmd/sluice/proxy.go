@@ -47,12 +47,11 @@ to the ordinary P/D route when that Decoder no longer holds the prefix.`,
 	}
 	f.define(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		err := cmd.Flags().Parse(proxy.JoinLists(args, listFlags...))
-		if errors.Is(err, pflag.ErrHelp) {
-			return cmd.Help()
-		}
-		if err != nil {
+		if err := cmd.Flags().Parse(proxy.JoinLists(args, listFlags...)); err != nil {
 			return err
+		}
+		if help, err := cmd.Flags().GetBool("help"); err == nil && help {
+			return cmd.Help()
 		}
 		if rest := cmd.Flags().Args(); len(rest) > 0 {
 			return fmt.Errorf("unexpected argument %q", rest[0])
