@@ -22,9 +22,10 @@ const depth = 2
 // Only requests of one kind are pipelined, so the two sides never both wait
 // for the other to take a payload.
 type slot struct {
-	p  *peer
-	w  *wire // nil: not connected
-	id uint64
+	p    *peer
+	w    *wire // nil: not connected
+	id   uint64
+	idle bool // w was unused before the requests that are on it now, and has answered none of them
 
 	mu   sync.Mutex
 	kill func() // breaks off what the slot is doing; nil when idle
@@ -56,6 +57,9 @@ func (s *slot) run() {
 		}
 		if len(pending) < depth {
 			if c := s.p.take(s, only, len(pending) == 0); c != nil {
+				if len(pending) == 0 {
+					s.idle = s.w != nil
+				}
 				c.attempts++
 				pending = append(pending, c)
 				if chunkErr, err := s.start(c); err != nil {
@@ -77,6 +81,7 @@ func (s *slot) run() {
 			pending, ids = s.broken(pending, err), ids[:0]
 			continue
 		}
+		s.idle = false
 		again := final
 		if errors.Is(chunkErr, transport.ErrCorrupt) {
 			again = repeat
@@ -99,8 +104,12 @@ func (s *slot) broken(pending []*chunk, err error) []*chunk {
 		err = fmt.Errorf("%w: %v", transport.ErrUnreachable, err)
 	}
 	for _, c := range pending {
+		if s.idle { // the peer had hung up before, which says nothing about now
+			c.attempts--
+		}
 		s.p.finish(c, err, again)
 	}
+	s.idle = false
 	return nil
 }
 

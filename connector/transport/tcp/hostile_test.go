@@ -1,0 +1,356 @@
+package tcp
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/binary"
+	"io"
+	"math/big"
+	"net"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/sluice-serving/sluice/connector/transport"
+	"github.com/sluice-serving/sluice/connector/transport/conformance"
+)
+
+// rawFrame is a whole frame with a correct header.
+func rawFrame(h header, payload []byte) []byte {
+	h.length = uint32(len(payload))
+	b := make([]byte, headerSize, headerSize+len(payload))
+	h.put(b)
+	return append(b, payload...)
+}
+
+func rawHello() []byte {
+	var b [helloSize]byte
+	hello{}.put(b[:])
+	return rawFrame(header{kind: kindHello}, b[:])
+}
+
+// hostile are streams that a server must answer by hanging up, or by an error
+// frame, without harm.
+func hostile() map[string][]byte {
+	lying := func(k kind, n uint32) []byte {
+		b := make([]byte, headerSize)
+		header{kind: k, length: n}.put(b)
+		if n > k.limit() { // header.put does not check
+			binary.LittleEndian.PutUint32(b[4:], n)
+		}
+		return b
+	}
+	then := func(parts ...[]byte) []byte { return bytes.Join(append([][]byte{rawHello()}, parts...), nil) }
+	req := appendRequest(nil, transport.Capability{1}, 4096, []span{{1, 0, 4096}})
+	return map[string][]byte{
+		"http":                  []byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
+		"zeros":                 make([]byte, 4096),
+		"hello of 4 GiB":        lying(kindHello, 1<<32-1),
+		"read before hello":     rawFrame(header{kind: kindRead}, req),
+		"foreign magic":         rawFrame(header{kind: kindHello}, make([]byte, helloSize)),
+		"second hello":          then(rawHello()),
+		"read of 4 GiB":         then(lying(kindRead, 1<<32-1)),
+		"read without segments": then(rawFrame(header{kind: kindRead}, make([]byte, requestBase))),
+		"data without write":    then(rawFrame(header{kind: kindData}, make([]byte, 100))),
+		"done out of turn":      then(rawFrame(header{kind: kindDone}, nil)),
+		"write, foreign data":   then(rawFrame(header{kind: kindWrite, id: 1}, req), rawFrame(header{kind: kindData, id: 2}, make([]byte, 4096))),
+		"write, too much data":  then(rawFrame(header{kind: kindWrite, id: 1}, req), rawFrame(header{kind: kindData, id: 1}, make([]byte, 4097))),
+		"write, empty data":     then(rawFrame(header{kind: kindWrite, id: 1}, req), rawFrame(header{kind: kindData, id: 1}, nil)),
+		"wrong checksum":        then(rawFrame(header{kind: kindRead, flags: flagCRC, crc: 1}, req)),
+	}
+}
+
+func TestHostileStreams(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	s, err := New(Config{StallTimeout: 200 * time.Millisecond, DialTimeout: 200 * time.Millisecond, IdleTimeout: 200 * time.Millisecond})
+	require.NoError(t, err)
+	defer s.Close()
+	mem := make(transport.Host, 1<<20)
+	_, err = s.Register(mem, 4096)
+	require.NoError(t, err)
+	for name, raw := range hostile() {
+		c, err := net.Dial("tcp", s.Address())
+		require.NoError(t, err)
+		_, _ = c.Write(raw)
+		require.NoError(t, c.SetReadDeadline(time.Now().Add(10*time.Second)))
+		_, err = io.Copy(io.Discard, c)
+		if err != nil {
+			require.ErrorContains(t, err, "reset", name)
+		}
+		c.Close()
+	}
+	require.Equal(t, make([]byte, 1<<20), []byte(mem), "nothing was written")
+	require.NotZero(t, s.Stats().Malformed)
+}
+
+// TestSlowPeersAreBounded opens many connections that announce much and send
+// little.
+func TestSlowPeersAreBounded(t *testing.T) {
+	s, err := New(Config{MaxConns: 200})
+	require.NoError(t, err)
+	defer s.Close()
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	var conns []net.Conn
+	b := make([]byte, headerSize)
+	header{kind: kindNotify, length: transport.MaxNotify}.put(b)
+	for range 300 {
+		c, err := net.Dial("tcp", s.Address())
+		require.NoError(t, err)
+		_, _ = c.Write(append(rawHello(), b...))
+		conns = append(conns, c)
+	}
+	time.Sleep(100 * time.Millisecond)
+	runtime.ReadMemStats(&after)
+	require.Less(t, after.HeapAlloc, before.HeapAlloc+200*(256<<10), "at most a quarter of a MiB a connection")
+	require.LessOrEqual(t, s.Stats().OpenConns, int64(200))
+	for _, c := range conns {
+		c.Close()
+	}
+}
+
+// FuzzServe feeds a whole stream to a server connection that holds memory
+// nobody was granted.
+func FuzzServe(f *testing.F) {
+	for _, raw := range hostile() {
+		f.Add(raw)
+	}
+	s, err := New(Config{DialTimeout: time.Second, StallTimeout: time.Second, IdleTimeout: time.Second})
+	require.NoError(f, err)
+	f.Cleanup(func() { s.Close() })
+	mem := make(transport.Host, 64<<10)
+	_, err = s.Register(mem, 4096)
+	require.NoError(f, err)
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		here, there := net.Pipe()
+		done := make(chan struct{})
+		go func() { defer close(done); s.serve(there); there.Close() }()
+		go io.Copy(io.Discard, here)
+		_, _ = here.Write(raw)
+		here.Close()
+		<-done
+		require.Equal(t, make([]byte, len(mem)), []byte(mem))
+	})
+}
+
+// pair is two transports with a granted region each way.
+func twoSides(t *testing.T, a, b Config) (*Transport, *Transport, []transport.Segment, transport.Capability, transport.Host, transport.Host) {
+	t.Helper()
+	const n, unit = 1024, 4096
+	x, err := New(a)
+	require.NoError(t, err)
+	t.Cleanup(func() { x.Close() })
+	y, err := New(b)
+	require.NoError(t, err)
+	t.Cleanup(func() { y.Close() })
+	mx, my := make(transport.Host, n*unit), make(transport.Host, n*unit)
+	_, err = rand.Read(my)
+	require.NoError(t, err)
+	dx, err := x.Register(mx, unit)
+	require.NoError(t, err)
+	dy, err := y.Register(my, unit)
+	require.NoError(t, err)
+	units := make([]int32, n)
+	segs := make([]transport.Segment, n)
+	for i := range segs {
+		units[i] = int32(i)
+		segs[i] = transport.Segment{Local: dx.Region, Remote: dy.Region, LocalOffset: int64(i) * unit, RemoteOffset: int64(n-1-i) * unit, Length: unit}
+	}
+	c, err := y.Grant(transport.PeerReads, []transport.RegionID{dy.Region}, units)
+	require.NoError(t, err)
+	return x, y, segs, c, mx, my
+}
+
+// flip damages one byte of the stream, once, after skip bytes were written.
+type flip struct {
+	net.Conn
+	left *atomic.Int64
+}
+
+func (f flip) Write(p []byte) (int, error) {
+	if at := f.left.Add(-int64(len(p))) + int64(len(p)); at >= 0 && at < int64(len(p)) && len(p) > headerSize {
+		q := append([]byte(nil), p...)
+		q[at] ^= 0xff
+		return f.Conn.Write(q)
+	}
+	return f.Conn.Write(p)
+}
+
+func TestCorruptionIsFoundAndRepaired(t *testing.T) {
+	var left atomic.Int64
+	left.Store(1_000_000)
+	x, y, segs, c, mx, my := twoSides(t, Config{}, Config{WrapConn: func(c net.Conn) net.Conn { return flip{c, &left} }})
+	p, err := x.Connect(t.Context(), y.Address())
+	require.NoError(t, err)
+	require.NoError(t, p.Read(t.Context(), c, segs))
+	for _, s := range segs {
+		require.Equal(t, my[s.RemoteOffset:s.RemoteOffset+s.Length], mx[s.LocalOffset:s.LocalOffset+s.Length])
+	}
+	require.NotZero(t, x.Stats().Retries)
+	require.Negative(t, left.Load())
+}
+
+func TestCorruptionWithoutRepairNamesSegments(t *testing.T) {
+	var left atomic.Int64
+	left.Store(1_000_000)
+	x, y, segs, c, mx, my := twoSides(t, Config{Retries: -1, Conns: 1, ChunkBytes: 256 << 10}, Config{WrapConn: func(c net.Conn) net.Conn { return flip{c, &left} }})
+	p, err := x.Connect(t.Context(), y.Address())
+	require.NoError(t, err)
+	err = p.Read(t.Context(), c, segs)
+	require.ErrorIs(t, err, transport.ErrCorrupt)
+	failed := map[int]bool{}
+	for _, i := range transport.FailedSegments(err, len(segs)) {
+		failed[i] = true
+	}
+	require.Len(t, failed, 64, "one part of 256 KiB")
+	for i, s := range segs {
+		if !failed[i] {
+			require.Equal(t, my[s.RemoteOffset:s.RemoteOffset+s.Length], mx[s.LocalOffset:s.LocalOffset+s.Length])
+		}
+	}
+}
+
+// stall stops sending after some bytes, as a half-open connection does.
+type stall struct {
+	net.Conn
+	left *atomic.Int64
+}
+
+func (s stall) Write(p []byte) (int, error) {
+	if s.left.Add(-int64(len(p))) < 0 {
+		return len(p), nil // swallowed
+	}
+	return s.Conn.Write(p)
+}
+
+func TestHalfOpenConnection(t *testing.T) {
+	var left atomic.Int64
+	left.Store(500_000)
+	x, y, segs, c, _, _ := twoSides(t, Config{StallTimeout: 50 * time.Millisecond, DialTimeout: 50 * time.Millisecond}, Config{WrapConn: func(c net.Conn) net.Conn { return stall{c, &left} }})
+	p, err := x.Connect(t.Context(), y.Address())
+	require.NoError(t, err)
+	begin := time.Now()
+	err = p.Read(t.Context(), c, segs)
+	require.Error(t, err)
+	require.Less(t, time.Since(begin), 5*time.Second)
+	require.NotEmpty(t, transport.FailedSegments(err, len(segs)))
+}
+
+func TestRestartedPeer(t *testing.T) {
+	x, y, segs, c, _, _ := twoSides(t, Config{}, Config{})
+	p, err := x.Connect(t.Context(), y.Address())
+	require.NoError(t, err)
+	require.NoError(t, p.Read(t.Context(), c, segs))
+	addr := y.Address()
+	require.NoError(t, y.Close())
+	z, err := New(Config{Listen: addr})
+	require.NoError(t, err)
+	defer z.Close()
+	require.ErrorIs(t, p.Read(t.Context(), c, segs), transport.ErrPeerRestarted)
+}
+
+func TestLongIdleConnectionIsReplaced(t *testing.T) {
+	x, y, segs, c, _, _ := twoSides(t, Config{}, Config{IdleTimeout: 20 * time.Millisecond})
+	p, err := x.Connect(t.Context(), y.Address())
+	require.NoError(t, err)
+	for range 3 {
+		require.NoError(t, p.Read(t.Context(), c, segs))
+		time.Sleep(60 * time.Millisecond)
+	}
+}
+
+func TestWrongCertificateNameIsRefused(t *testing.T) {
+	ca := newAuthority(t)
+	other := newAuthority(t)
+	serve := func(name string, a *authority) Config {
+		cert := a.issue(t, name)
+		return Config{
+			ServerTLS: &tls.Config{Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: ca.pool},
+			ClientTLS: &tls.Config{Certificates: []tls.Certificate{cert}, RootCAs: ca.pool},
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		client Config
+		server Config
+		want   string
+	}{
+		{"both right", serve("127.0.0.1", ca), serve("127.0.0.1", ca), ""},
+		{"server of another name", serve("127.0.0.1", ca), serve("10.9.9.9", ca), "10.9.9.9"},
+		{"server of another authority", serve("127.0.0.1", ca), serve("127.0.0.1", other), "unknown authority"},
+		{"client of another authority", serve("127.0.0.1", other), serve("127.0.0.1", ca), ""},
+		{"client without TLS", Config{}, serve("127.0.0.1", ca), ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+			x, err := New(c.client)
+			require.NoError(t, err)
+			defer x.Close()
+			y, err := New(c.server)
+			require.NoError(t, err)
+			defer y.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			p, err := x.Connect(ctx, y.Address())
+			if c.name == "both right" {
+				require.NoError(t, err)
+				require.NoError(t, p.Close())
+				return
+			}
+			require.ErrorIs(t, err, transport.ErrUnreachable)
+			require.ErrorContains(t, err, c.want)
+		})
+	}
+	t.Run("conformance", func(t *testing.T) {
+		conformance.Run(t, open(serve("127.0.0.1", ca)))
+	})
+}
+
+// authority signs certificates for tests.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pool *x509.CertPool
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test authority"}, NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour), IsCA: true, KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
+	require.NoError(t, err)
+	cert, err := x509.ParseCertificate(der)
+	require.NoError(t, err)
+	pool := x509.NewCertPool()
+	pool.AddCert(cert)
+	return &authority{cert, key, pool}
+}
+
+func (a *authority) issue(t *testing.T, ip string) tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: ip}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.ParseIP(ip)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		KeyUsage: x509.KeyUsageDigitalSignature,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.cert, &key.PublicKey, a.key)
+	require.NoError(t, err)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
