@@ -217,14 +217,8 @@ func (r *rank) plan(ctx context.Context) (bool, error) {
 	}
 	r.dirty, r.waits = p.Rows() > 0, p.Waits
 	r.note(p, now)
-	if r.conn != nil {
-		r.ops = r.conn.Ops(p.Seq, r.ops[:0])
-		if len(r.ops) > 0 {
-			r.noteOps(r.ops)
-			if err := r.worker.Submit(r.ops...); err != nil {
-				return false, fmt.Errorf("rank %d: connector: %w", r.index, err)
-			}
-		}
+	if err := r.transferOps(p.Seq); err != nil {
+		return false, err
 	}
 	if err := r.noise(ctx, p); err != nil {
 		return false, err
@@ -235,6 +229,22 @@ func (r *rank) plan(ctx context.Context) (bool, error) {
 	}
 	r.flight = append(r.flight, inFlight{p, step, now})
 	return p.Rows() > 0, nil
+}
+
+// transferOps hands what the connector has staged to its worker.
+func (r *rank) transferOps(step uint64) error {
+	if r.conn == nil {
+		return nil
+	}
+	r.ops = r.conn.Ops(step, r.ops[:0])
+	if len(r.ops) == 0 {
+		return nil
+	}
+	r.noteOps(r.ops)
+	if err := r.worker.Submit(r.ops...); err != nil {
+		return fmt.Errorf("rank %d: connector: %w", r.index, err)
+	}
+	return nil
 }
 
 // settle waits for the oldest step, applies it and passes on its outputs.
@@ -256,6 +266,10 @@ func (r *rank) settle(ctx context.Context) error {
 	outs, err := r.sched.Apply(f.plan, scheduler.Result{Tokens: r.tokens})
 	if err != nil {
 		return fmt.Errorf("rank %d: apply step %d: %w", r.index, f.plan.Seq, err)
+	}
+	// A last output may tell a peer where blocks are: they are offered first.
+	if err := r.transferOps(f.plan.Seq); err != nil {
+		return err
 	}
 	now := time.Now()
 	for i := range outs {

@@ -1,8 +1,6 @@
 package server
 
 import (
-	"time"
-
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"github.com/stretchr/testify/require"
@@ -42,7 +40,7 @@ func (n *node) nothingHeld() {
 	n.t.Helper()
 	require.Eventually(n.t, func() bool {
 		return n.metric("sluice_kv_blocks", "state", "held") == 0 && n.metric("vllm:num_requests_running") == 0 && n.metric("vllm:num_requests_waiting") == 0
-	}, 10*time.Second, 5*time.Millisecond)
+	}, waitFor, tick)
 	usable := float64(n.engine.Config().KVBlocks * n.engine.Ranks())
 	require.Equal(n.t, usable, n.metric("sluice_kv_blocks"), "every block is free, cached or held")
 }

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -29,10 +30,21 @@ type node struct {
 
 func start(t *testing.T, cfg engine.Config, o Options) *node {
 	t.Helper()
+	return startTraced(t, cfg, o, nil)
+}
+
+const (
+	waitFor = 10 * time.Second
+	tick    = 5 * time.Millisecond
+)
+
+// startTraced takes the trace over.
+func startTraced(t *testing.T, cfg engine.Config, o Options, trace *engine.Trace) *node {
+	t.Helper()
 	if cfg.DeviceWorkers == 0 {
 		cfg.DeviceWorkers = 1
 	}
-	e, err := engine.New(t.Context(), cfg, engine.Options{})
+	e, err := engine.New(t.Context(), cfg, engine.Options{Trace: trace})
 	require.NoError(t, err)
 	srv := httptest.NewServer(New(e, o))
 	client := &http.Client{Transport: &http.Transport{}}
@@ -40,6 +52,7 @@ func start(t *testing.T, cfg engine.Config, o Options) *node {
 		client.CloseIdleConnections()
 		srv.Close()
 		require.NoError(t, e.Close())
+		require.NoError(t, trace.Close())
 	})
 	return &node{t: t, engine: e, url: srv.URL, client: client}
 }
