@@ -1,0 +1,150 @@
+package scheduler
+
+import (
+	"math"
+	"math/rand"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+var truth = StepModel{Base: 0.02, Decode: 1e-4, Prefill: 5e-5, Context: 1e-9}
+
+// teach shows a fit steps of a model, every third with prefill.
+func teach(f *StepFit, m StepModel, steps int, r *rand.Rand, disturb func(float64) float64) {
+	for i := range steps {
+		w := StepWork{Decodes: 1 + r.Intn(64)}
+		if i%3 == 0 {
+			w.Prefill = 16 + r.Intn(500)
+			w.Context = float64(w.Prefill) * float64(1000+r.Intn(12000))
+		}
+		f.Observe(w, disturb(m.Predict(w)))
+	}
+}
+
+func plain(x float64) float64 { return x }
+
+func requireClose(t *testing.T, m StepModel, got StepModel, within float64) {
+	t.Helper()
+	for _, w := range []StepWork{{Decodes: 4}, {Decodes: 60}, {Decodes: 20, Prefill: 256, Context: 256 * 6000}, {Decodes: 1, Prefill: 64, Context: 64 * 12000}} {
+		require.InEpsilon(t, m.Predict(w), got.Predict(w), within, "%+v", w)
+	}
+}
+
+func TestStepFitRecoversTheModel(t *testing.T) {
+	var f StepFit
+	teach(&f, truth, 300, rand.New(rand.NewSource(1)), plain)
+	requireClose(t, truth, f.Model(), 0.01)
+}
+
+func TestStepFitBearsNoiseAndOutliers(t *testing.T) {
+	r := rand.New(rand.NewSource(2))
+	var f StepFit
+	teach(&f, truth, 2000, r, func(x float64) float64 {
+		x *= 1 + 0.2*(2*r.Float64()-1)
+		if r.Intn(100) == 0 {
+			x *= 5
+		}
+		return x
+	})
+	requireClose(t, truth, f.Model(), 0.15)
+}
+
+func TestStepFitFollowsAChange(t *testing.T) {
+	r := rand.New(rand.NewSource(3))
+	var f StepFit
+	teach(&f, truth, 500, r, plain)
+	changed := StepModel{Base: 0.02, Decode: 2e-4, Prefill: 1e-4, Context: 1e-9}
+	teach(&f, changed, 200, r, plain)
+	requireClose(t, changed, f.Model(), 0.05)
+}
+
+func TestStepFitIgnoresNonsense(t *testing.T) {
+	var f StepFit
+	for _, s := range []float64{0, -1, math.NaN(), math.Inf(1)} {
+		f.Observe(StepWork{Decodes: 1}, s)
+		f.Observe(StepWork{Decodes: 1, Prefill: 5}, s)
+	}
+	f.Observe(StepWork{}, 1)
+	f.Observe(StepWork{Decodes: -1}, 1)
+	d, p := f.Samples()
+	require.Zero(t, d+p)
+	require.Equal(t, StepModel{}, f.Model())
+}
+
+func TestStepFitAllocatesNothing(t *testing.T) {
+	var f StepFit
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		f.Observe(StepWork{Decodes: 3}, 0.02)
+		f.Observe(StepWork{Decodes: 3, Prefill: 9, Context: 900}, 0.03)
+	}))
+}
+
+func TestGovernorStartsSmall(t *testing.T) {
+	g, err := NewGovernor(GovernorConfig{})
+	require.NoError(t, err)
+	require.EqualValues(t, math.MaxInt32, g.Cap(0, 1000), "nobody decodes")
+	require.EqualValues(t, 64, g.Cap(5, 1000), "nothing is known yet")
+}
+
+// The mean over a chunk's step and its interval is the target.
+func TestGovernorKeepsTheTarget(t *testing.T) {
+	for _, interval := range []int{NoInterval, 1, 3} {
+		g, err := NewGovernor(GovernorConfig{TargetRatio: 1.05, Interval: interval})
+		require.NoError(t, err)
+		teach(&g.fit, truth, 300, rand.New(rand.NewSource(4)), plain)
+		var total float64
+		steps := 4000
+		for range steps {
+			w := StepWork{Decodes: 32}
+			if n := int(g.Cap(32, 8000)); n > 0 {
+				w.Prefill, w.Context = n, float64(n)*8000
+			}
+			g.Stepped(Agreement{Chunk: w.Prefill > 0})
+			total += truth.Predict(w)
+		}
+		require.InEpsilon(t, 1.05, total/float64(steps)/truth.decodeOnly(32), 0.005)
+	}
+}
+
+func TestGovernorAbsoluteTarget(t *testing.T) {
+	g, err := NewGovernor(GovernorConfig{TargetTPOT: 30 * time.Millisecond, Interval: NoInterval})
+	require.NoError(t, err)
+	teach(&g.fit, truth, 300, rand.New(rand.NewSource(5)), plain)
+	n := g.Cap(10, 4000)
+	require.InEpsilon(t, 0.030, truth.Predict(StepWork{Decodes: 10, Prefill: int(n), Context: float64(n) * 4000}), 0.02)
+}
+
+// When even a small chunk is too much, the interval is stretched, and at its
+// end the attempts still progress.
+func TestGovernorStretchesTheInterval(t *testing.T) {
+	g, err := NewGovernor(GovernorConfig{TargetRatio: 1.01, MinTokens: 256, MaxInterval: 5})
+	require.NoError(t, err)
+	teach(&g.fit, truth, 300, rand.New(rand.NewSource(6)), plain)
+	n, interval := g.chunk(8, 8000)
+	require.Equal(t, 5, interval)
+	require.Equal(t, 256, n)
+	g.Stepped(Agreement{Chunk: true})
+	for range 5 {
+		require.Zero(t, g.Cap(8, 8000))
+		g.Stepped(Agreement{})
+	}
+	require.EqualValues(t, 256, g.Cap(8, 8000))
+}
+
+func TestRanksAgree(t *testing.T) {
+	require.Equal(t, Agreement{Cap: 40, Chunk: true}, Agree([]Proposal{{Cap: math.MaxInt32, Wants: WantsAppend}, {Cap: 40}}))
+	require.Equal(t, Agreement{Cap: 40}, Agree([]Proposal{{Cap: 80}, {Cap: 40}}), "nobody wants a chunk")
+	require.Equal(t, Agreement{}, Agree([]Proposal{{Cap: 80, Wants: WantsAppend}, {Cap: 0}}), "one rank bears none")
+	require.Equal(t, Agreement{Cap: math.MaxInt32}, Agree(nil))
+}
+
+func TestGovernorConfigSaysWhatIsWrong(t *testing.T) {
+	for _, c := range []GovernorConfig{
+		{TargetRatio: 1}, {TargetRatio: math.NaN()}, {TargetTPOT: -1}, {Interval: -2}, {Interval: 5, MaxInterval: 4}, {MinTokens: -1},
+	} {
+		_, err := NewGovernor(c)
+		require.Error(t, err, "%+v", c)
+	}
+}
