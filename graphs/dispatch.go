@@ -56,8 +56,9 @@ type CaptureState uint8
 
 const (
 	NothingCaptured CaptureState = iota // every step is NONE
-	Sampling                            // FULL only for keys marked captured
+	Sampling                            // memory is being profiled: FULL only for keys marked captured
 	AllCaptured                         // every key exists; a missing one is an error of the executor
+	PartlyCaptured                      // only keys marked captured exist; a step takes the smallest of them that fits
 )
 
 // Dispatcher answers which graph a batch may replay. It is built once, answers
@@ -108,6 +109,13 @@ func New(c Config) (*Dispatcher, error) {
 		d.ladder, d.keys = l, c.keys(l)
 	}
 	d.captured = make([]bool, len(d.keys))
+	d.build()
+	return d, nil
+}
+
+// build makes the tables from the keys that exist in the present state.
+func (d *Dispatcher) build() {
+	d.decode, d.bounded, d.mixed, d.piecewise = nil, nil, nil, nil
 	for _, q := range d.widths {
 		for _, lora := range d.cases {
 			d.decode = append(d.decode, d.table(func(k Key) bool { return k.Uniform == q && k.LoRA == lora }))
@@ -118,14 +126,13 @@ func New(c Config) (*Dispatcher, error) {
 		d.mixed = append(d.mixed, d.table(func(k Key) bool { return k.Mode == Full && !k.Decode() && k.LoRA == lora }))
 		d.piecewise = append(d.piecewise, d.table(func(k Key) bool { return k.Mode == Piecewise && k.LoRA == lora }))
 	}
-	return d, nil
 }
 
 // table maps every token count to the smallest key of one kind that holds it.
 func (d *Dispatcher) table(of func(Key) bool) table {
 	var t table
 	for i, k := range slices.Backward(d.keys) { // ascending tokens
-		if of(k) {
+		if of(k) && (d.state != PartlyCaptured || d.captured[i]) {
 			for int(k.Tokens) >= len(t) {
 				t = append(t, KeyID(i))
 			}
@@ -144,11 +151,24 @@ func (d *Dispatcher) Ladder() Ladder { return d.ladder }
 // The slice is not to be changed.
 func (d *Dispatcher) Keys() []Key { return d.keys }
 
-// SetCaptureState says which graphs exist from now on.
-func (d *Dispatcher) SetCaptureState(s CaptureState) { d.state = s }
+// State says which graphs exist.
+func (d *Dispatcher) State() CaptureState { return d.state }
 
-// MarkCaptured says that the graph of a key exists, for the Sampling state.
+// SetCaptureState says which graphs exist from now on. Entering or leaving
+// PartlyCaptured builds the tables anew.
+func (d *Dispatcher) SetCaptureState(s CaptureState) {
+	rebuild := s == PartlyCaptured || d.state == PartlyCaptured
+	if d.state = s; rebuild {
+		d.build()
+	}
+}
+
+// MarkCaptured says that the graph of a key exists; it counts in the states
+// Sampling and PartlyCaptured, in the latter from the next SetCaptureState on.
 func (d *Dispatcher) MarkCaptured(id KeyID) { d.captured[id] = true }
+
+// Unmark forgets all MarkCaptured.
+func (d *Dispatcher) Unmark() { clear(d.captured) }
 
 // loraCase maps a number of active adapters to the smallest case with graphs
 // that holds it. With adapters configured a number above all cases takes the

@@ -140,6 +140,26 @@ func TestSamplingUsesOnlyCapturedFullGraphs(t *testing.T) {
 	require.Equal(t, "N@4", short(uniform(d, 4, 1)), "no candidate at all")
 }
 
+// Where a device could not take every graph, a step uses the next larger one.
+func TestPartlyCaptured(t *testing.T) {
+	d := newDispatcher(t, Config{MaxNumSeqs: 16, MaxNumBatchedTokens: 64})
+	for id, k := range d.Keys() {
+		if k.Tokens == 8 || k.Tokens == 16 && k.Mode == Full {
+			d.MarkCaptured(KeyID(id))
+		}
+	}
+	d.SetCaptureState(PartlyCaptured)
+	require.Equal(t, "F@8/8", short(uniform(d, 3, 1)))
+	require.Equal(t, "F@16/16", short(uniform(d, 9, 1)))
+	require.Equal(t, "P@8", short(mixedBatch(d, 2, 3)))
+	require.Equal(t, "N@9", short(mixedBatch(d, 2, 9)))
+	d.SetCaptureState(AllCaptured)
+	require.Equal(t, "F@4/4", short(uniform(d, 3, 1)))
+	d.Unmark()
+	d.SetCaptureState(PartlyCaptured)
+	require.Equal(t, None, uniform(d, 3, 1).Mode)
+}
+
 func TestSelectAmong(t *testing.T) {
 	d := newDispatcher(t, Config{MaxNumSeqs: 8})
 	b := d.Dummy(3, 3, 1, Step{})

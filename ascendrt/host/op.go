@@ -146,6 +146,8 @@ func (d *device) plan(spec ascendrt.OpSpec) (*opState, error) {
 		err = s.argmax()
 	case ascendrt.OpCast:
 		err = s.cast()
+	case OpGatedDelta:
+		err = s.gatedDelta()
 	default:
 		return nil, fmt.Errorf("no operation of this name: %w", ascendrt.ErrUnsupported)
 	}
