@@ -111,10 +111,12 @@ type Scheduler interface {
 	// it acts on it, also for those that it will ignore (C1).
 	Completed(ev Event)
 
-	// Ops appends to dst the work of the plan that was just made, in the order
+	// Ops appends to dst the work that was staged since it was last called, in the order
 	// in which a worker must take it up, and returns dst. The owner of the
-	// step calls it once after every Plan and hands the result to
-	// [Worker.Submit] before the step is launched. step is the plan's number.
+	// step calls it after every Plan and hands the result to [Worker.Submit]
+	// before the step is launched; and after every Apply, before the outputs
+	// leave, because parameters in them may tell a peer of blocks that the
+	// worker must offer by then. step is the plan's number.
 	Ops(step uint64, dst []Op) []Op
 }
 

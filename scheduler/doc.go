@@ -20,6 +20,7 @@
 //		plan := s.Plan(now())
 //		worker.Submit(conn.Ops(plan.Seq, nil)...) // with a connector
 //		outs, err := s.Apply(plan, execute(plan))
+//		worker.Submit(conn.Ops(plan.Seq, nil)...) // outputs may name blocks to a peer
 //		/* hand the outputs on */
 //	}
 //

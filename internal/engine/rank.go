@@ -48,6 +48,7 @@ type rank struct {
 	dirty   bool // something has changed since the last plan
 	waits   scheduler.Wait
 	ops     []connector.Op
+	seq     uint64 // number of the newest plan
 	tokens  []scheduler.Token
 
 	live   atomic.Int64 // requests submitted and not ended
@@ -215,7 +216,7 @@ func (r *rank) plan(ctx context.Context) (bool, error) {
 	if p == nil {
 		return false, fmt.Errorf("rank %d: no plan with %d of %d in flight", r.index, len(r.flight), r.limit)
 	}
-	r.dirty, r.waits = p.Rows() > 0, p.Waits
+	r.dirty, r.waits, r.seq = p.Rows() > 0, p.Waits, p.Seq
 	r.note(p, now)
 	if err := r.transferOps(p.Seq); err != nil {
 		return false, err
@@ -268,7 +269,7 @@ func (r *rank) settle(ctx context.Context) error {
 		return fmt.Errorf("rank %d: apply step %d: %w", r.index, f.plan.Seq, err)
 	}
 	// A last output may tell a peer where blocks are: they are offered first.
-	if err := r.transferOps(f.plan.Seq); err != nil {
+	if err := r.transferOps(r.seq); err != nil {
 		return err
 	}
 	now := time.Now()
@@ -325,6 +326,9 @@ func (r *rank) stop(s *Stream) {
 	params, err := r.sched.FinishWith(s.id, scheduler.FinishStop)
 	if err != nil {
 		return // it has ended by itself, and its last output is on the way
+	}
+	if err := r.transferOps(r.seq); err != nil {
+		r.log.Error("stop", "request", s.req.TraceID, "error", err)
 	}
 	r.output(&scheduler.Output{Request: s.id, Finish: scheduler.FinishStop, Stop: scheduler.StopCaller, Params: params}, time.Now())
 }
