@@ -199,7 +199,9 @@ func SumSquares(x []float32) float32 {
 func Sqrt(x float32) float32 { return float32(math.Sqrt(float64(x))) }
 
 // FromBF16 widens.
-func FromBF16(dst []float32, src []uint16) {
+func FromBF16(dst []float32, src []uint16) { fromBF16(dst, src[:len(dst)]) }
+
+func fromBF16Go(dst []float32, src []uint16) {
 	src = src[:len(dst)]
 	for i, v := range src {
 		dst[i] = math.Float32frombits(uint32(v) << 16)
@@ -207,7 +209,9 @@ func FromBF16(dst []float32, src []uint16) {
 }
 
 // ToBF16 rounds to nearest even; NaN stays NaN.
-func ToBF16(dst []uint16, src []float32) {
+func ToBF16(dst []uint16, src []float32) { toBF16(dst, src[:len(dst)]) }
+
+func toBF16Go(dst []uint16, src []float32) {
 	src = src[:len(dst)]
 	for i, v := range src {
 		dst[i] = BF16(v)

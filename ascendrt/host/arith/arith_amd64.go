@@ -60,6 +60,12 @@ func maxAVX2(x *float32, blocks uintptr, lanes *[8]float32)
 //go:noescape
 func transpose8AVX2(dst *float32, ds uintptr, src *float32, ss, blocks uintptr)
 
+//go:noescape
+func fromBF16AVX2(dst *float32, src *uint16, blocks uintptr)
+
+//go:noescape
+func toBF16AVX2(dst *uint16, src *float32, blocks uintptr)
+
 // masks512[n] selects the first n of 16 lanes; masks2[8-n:] those of 8.
 var masks512 = func() (m [17]uint32) {
 	for i := range m {
@@ -165,4 +171,22 @@ func maxOf(x []float32) float32 {
 	n := len(x) &^ 7
 	maxAVX2(&x[0], uintptr(n/8), &lanes)
 	return maxGo(x[n:], maxGo(lanes[1:], lanes[0]))
+}
+
+func fromBF16(dst []float32, src []uint16) {
+	n := 0
+	if level >= avx2 && len(dst) >= 8 {
+		n = len(dst) &^ 7
+		fromBF16AVX2(&dst[0], &src[0], uintptr(n/8))
+	}
+	fromBF16Go(dst[n:], src[n:])
+}
+
+func toBF16(dst []uint16, src []float32) {
+	n := 0
+	if level >= avx2 && len(dst) >= 8 {
+		n = len(dst) &^ 7
+		toBF16AVX2(&dst[0], &src[0], uintptr(n/8))
+	}
+	toBF16Go(dst[n:], src[n:])
 }

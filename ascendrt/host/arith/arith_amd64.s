@@ -146,6 +146,42 @@ DATA ·expSign<>+20(SB)/4, $0x80000000
 DATA ·expSign<>+24(SB)/4, $0x80000000
 DATA ·expSign<>+28(SB)/4, $0x80000000
 GLOBL ·expSign<>(SB), RODATA|NOPTR, $32
+DATA ·bfLow<>+0(SB)/4, $0x00007fff
+DATA ·bfLow<>+4(SB)/4, $0x00007fff
+DATA ·bfLow<>+8(SB)/4, $0x00007fff
+DATA ·bfLow<>+12(SB)/4, $0x00007fff
+DATA ·bfLow<>+16(SB)/4, $0x00007fff
+DATA ·bfLow<>+20(SB)/4, $0x00007fff
+DATA ·bfLow<>+24(SB)/4, $0x00007fff
+DATA ·bfLow<>+28(SB)/4, $0x00007fff
+GLOBL ·bfLow<>(SB), RODATA|NOPTR, $32
+DATA ·bfOne<>+0(SB)/4, $0x00000001
+DATA ·bfOne<>+4(SB)/4, $0x00000001
+DATA ·bfOne<>+8(SB)/4, $0x00000001
+DATA ·bfOne<>+12(SB)/4, $0x00000001
+DATA ·bfOne<>+16(SB)/4, $0x00000001
+DATA ·bfOne<>+20(SB)/4, $0x00000001
+DATA ·bfOne<>+24(SB)/4, $0x00000001
+DATA ·bfOne<>+28(SB)/4, $0x00000001
+GLOBL ·bfOne<>(SB), RODATA|NOPTR, $32
+DATA ·bfAbs<>+0(SB)/4, $0x7fffffff
+DATA ·bfAbs<>+4(SB)/4, $0x7fffffff
+DATA ·bfAbs<>+8(SB)/4, $0x7fffffff
+DATA ·bfAbs<>+12(SB)/4, $0x7fffffff
+DATA ·bfAbs<>+16(SB)/4, $0x7fffffff
+DATA ·bfAbs<>+20(SB)/4, $0x7fffffff
+DATA ·bfAbs<>+24(SB)/4, $0x7fffffff
+DATA ·bfAbs<>+28(SB)/4, $0x7fffffff
+GLOBL ·bfAbs<>(SB), RODATA|NOPTR, $32
+DATA ·bfQuiet<>+0(SB)/4, $0x00000040
+DATA ·bfQuiet<>+4(SB)/4, $0x00000040
+DATA ·bfQuiet<>+8(SB)/4, $0x00000040
+DATA ·bfQuiet<>+12(SB)/4, $0x00000040
+DATA ·bfQuiet<>+16(SB)/4, $0x00000040
+DATA ·bfQuiet<>+20(SB)/4, $0x00000040
+DATA ·bfQuiet<>+24(SB)/4, $0x00000040
+DATA ·bfQuiet<>+28(SB)/4, $0x00000040
+GLOBL ·bfQuiet<>(SB), RODATA|NOPTR, $32
 
 // func mulAcc2xAVX512(c *float32, cs uintptr, a *float32, as uintptr, b *float32, bs uintptr, k, rows, init uintptr, mask *uint32)
 TEXT ·mulAcc2xAVX512(SB), NOSPLIT, $0-80
@@ -1926,6 +1962,53 @@ loop:
 	ADDQ $32, SI
 	ADDQ $32, R11
 	ADDQ $32, R12
+	DECQ CX
+	JNZ loop
+	VZEROUPPER
+	RET
+
+// func fromBF16AVX2(dst *float32, src *uint16, blocks uintptr)
+TEXT ·fromBF16AVX2(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), DI
+	MOVQ src+8(FP), SI
+	MOVQ blocks+16(FP), CX
+loop:
+	VPMOVZXWD (SI), Y0
+	VPSLLD $16, Y0, Y0
+	VMOVDQU Y0, (DI)
+	ADDQ $16, SI
+	ADDQ $32, DI
+	DECQ CX
+	JNZ loop
+	VZEROUPPER
+	RET
+
+// func toBF16AVX2(dst *uint16, src *float32, blocks uintptr)
+TEXT ·toBF16AVX2(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), DI
+	MOVQ src+8(FP), SI
+	MOVQ blocks+16(FP), CX
+	VMOVDQU ·bfLow<>(SB), Y10
+	VMOVDQU ·bfOne<>(SB), Y11
+	VMOVDQU ·bfAbs<>(SB), Y12
+	VMOVDQU ·expInf<>(SB), Y13
+	VMOVDQU ·bfQuiet<>(SB), Y14
+loop:
+	VMOVDQU (SI), Y0
+	VPSRLD $16, Y0, Y1
+	VPAND Y11, Y1, Y2
+	VPADDD Y10, Y2, Y2
+	VPADDD Y0, Y2, Y2
+	VPSRLD $16, Y2, Y2
+	VPOR Y14, Y1, Y1
+	VPAND Y12, Y0, Y3
+	VPCMPGTD Y13, Y3, Y3
+	VPBLENDVB Y3, Y1, Y2, Y2
+	VPACKUSDW Y2, Y2, Y2
+	VPERMQ $8, Y2, Y2
+	VMOVDQU X2, (DI)
+	ADDQ $32, SI
+	ADDQ $16, DI
 	DECQ CX
 	JNZ loop
 	VZEROUPPER

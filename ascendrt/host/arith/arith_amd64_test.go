@@ -78,6 +78,22 @@ func TestKernelsGiveThePortableBits(t *testing.T) {
 				}
 			}
 			requireBits(t, want, got, "silu")
+			bits := []uint32{0x3f808000, 0x3f818000, 0x3f808001, 0x7f7fffff, 0x7f800001, 0x80000000, 0xff800000, 0xffc00001}
+			for i := range x {
+				if i%3 == 0 {
+					x[i] = math.Float32frombits(bits[rng.IntN(len(bits))])
+				}
+			}
+			wantHalf, half := make([]uint16, n), make([]uint16, n)
+			toBF16Go(wantHalf, x)
+			ToBF16(half, x)
+			require.Equal(t, wantHalf, half)
+			fromBF16Go(want, half)
+			FromBF16(got, half)
+			for i := range want {
+				require.Equal(t, math.Float32bits(want[i]), math.Float32bits(got[i]))
+			}
+			x = randoms(rng, n)
 			require.Equal(t, maxGo(x[1:], x[0]), Max(x))
 		}
 		for rows := 1; rows <= 34; rows += 3 {

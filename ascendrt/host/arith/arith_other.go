@@ -18,3 +18,7 @@ func expSub(x []float32, scale, m float32) { expSubGo(x, scale, m) }
 func siluMul(y, g, u []float32) { siluMulGo(y, g, u) }
 
 func maxOf(x []float32) float32 { return maxGo(x[1:], x[0]) }
+
+func fromBF16(dst []float32, src []uint16) { fromBF16Go(dst, src) }
+
+func toBF16(dst []uint16, src []float32) { toBF16Go(dst, src) }

@@ -1,0 +1,168 @@
+package conformance
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+)
+
+// 64 goroutines work on one device at a time, eight of them capturing,
+// updating and launching graphs; every result is checked.
+func testManyGoroutines(t *testing.T, s Suite) {
+	b := s.bench(t, ascendrt.OpenOptions{})
+	const goroutines, capturing, rounds = 64, 8, 6
+	op := b.adder()
+	shared := make([]ascendrt.Stream, 4)
+	for i := range shared {
+		shared[i] = b.stream()
+	}
+	errs := make(chan error, goroutines)
+	var wg sync.WaitGroup
+	for g := range goroutines {
+		wg.Go(func() {
+			if g < capturing {
+				errs <- captureLoop(b.d, op, rounds, g)
+			} else {
+				errs <- copyLoop(b.d, shared[g%len(shared)], rounds, g)
+			}
+		})
+	}
+	wg.Wait()
+	for range goroutines {
+		require.NoError(t, <-errs)
+	}
+	for _, s := range shared {
+		require.NoError(t, s.Close())
+	}
+	require.NoError(t, op.Close())
+	b.closed()
+}
+
+func copyLoop(d ascendrt.Device, s ascendrt.Stream, rounds, g int) error {
+	for r := range rounds {
+		x, err := d.Alloc(1000+g, ascendrt.PlaceDefault)
+		if err != nil {
+			return err
+		}
+		h, err := d.AllocHost(1000 + g)
+		if err != nil {
+			return err
+		}
+		e, err := d.NewEvent(ascendrt.EventOrder)
+		if err != nil {
+			return err
+		}
+		var c ascendrt.Commands
+		c.Fill(x.View(), byte(g+r))
+		c.Record(e)
+		c.Copy(h.View(), x.View())
+		p, _, err := s.Submit(&c)
+		if err != nil {
+			return err
+		}
+		if err := p.Wait(context.Background()); err != nil {
+			return err
+		}
+		for _, v := range h.Bytes() {
+			if v != byte(g+r) {
+				return fmt.Errorf("goroutine %d, round %d: read %d", g, r, v)
+			}
+		}
+		if err := x.FreeAfter(p); err != nil {
+			return err
+		}
+		if err := h.FreeAfter(p); err != nil {
+			return err
+		}
+		if err := e.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func captureLoop(d ascendrt.Device, op ascendrt.Op, rounds, g int) error {
+	s, err := d.NewStream(ascendrt.StreamOptions{})
+	if err != nil {
+		return err
+	}
+	ws, err := d.Alloc(max(1, op.Workspace()), ascendrt.PlaceDefault)
+	if err != nil {
+		return err
+	}
+	for r := range rounds {
+		x, err := d.Alloc(4*16, ascendrt.PlaceDefault)
+		if err != nil {
+			return err
+		}
+		h, err := d.AllocHost(64)
+		if err != nil {
+			return err
+		}
+		at := func(i int) ascendrt.Tensor { return ascendrt.NewTensor(x.Slice(16*i, 16), ascendrt.Float32, 1, 4) }
+		in := []float32{float32(g), float32(r), 1, 2, 3, 4, 5, 6, 100, 200, 300, 400}
+		copy(h.Bytes(), floatBytes(in))
+		var c ascendrt.Commands
+		c.Copy(x.Slice(0, 48), h.Slice(0, 48))
+		c.Op(op, ws.View(), at(0), at(1), at(3))
+		ref := ascendrt.OpRef(1)
+		c.Copy(h.Slice(48, 16), at(3).View)
+		gr, err := d.Capture(s, &c, ascendrt.CaptureOptions{Updatable: []ascendrt.OpRef{ref}})
+		if err != nil {
+			return err
+		}
+		run := func(second int) error {
+			c.Reset()
+			c.Graph(gr)
+			p, _, err := s.Submit(&c)
+			if err != nil {
+				return err
+			}
+			if err := p.Wait(context.Background()); err != nil {
+				return err
+			}
+			got := floatsOf(h.Bytes()[48:])
+			for i, v := range got {
+				if want := in[i] + in[second*4+i]; v != want {
+					return fmt.Errorf("goroutine %d, round %d: %v, not %v", g, r, v, want)
+				}
+			}
+			return nil
+		}
+		if err := run(1); err != nil {
+			return err
+		}
+		if d.Caps().GraphUpdate != ascendrt.UpdateNone {
+			slot := -1
+			for i, v := range op.Slots() {
+				if v.Name == "addr:b" {
+					slot = i
+				}
+			}
+			if err := gr.Update([]ascendrt.Slot{{Op: ref, Slot: slot, Addr: at(2).View}}); err != nil {
+				return err
+			}
+			if err := run(2); err != nil {
+				return err
+			}
+		}
+		if err := gr.Close(); err != nil {
+			return err
+		}
+		if err := x.FreeAfter(ascendrt.Point{}); err != nil {
+			return err
+		}
+		if err := h.FreeAfter(ascendrt.Point{}); err != nil {
+			return err
+		}
+	}
+	if err := ws.FreeAfter(ascendrt.Point{}); err != nil {
+		return err
+	}
+	return s.Close()
+}
