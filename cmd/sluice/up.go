@@ -1,8 +1,6 @@
 package main
 
 import (
-	"time"
-
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-serving/sluice/internal/up"
@@ -36,6 +34,6 @@ func newUpCmd() *cobra.Command {
 	f.StringVar(&o.Cluster.Device, "device", "host", "device of both engines")
 	f.StringVar(&o.Dir, "dir", "run/up", "folder for logs, trace files and request.json")
 	f.DurationVar(&o.Config.ReadyTimeout, "ready-timeout", up.DefaultReadyTimeout, "how long a process may take to become ready")
-	f.DurationVar(&o.Config.Grace, "grace", 15*time.Second, "how long a process may take to end before it is killed")
+	f.DurationVar(&o.Config.Grace, "grace", up.DefaultGrace, "how long a process may take to end before it is killed")
 	return cmd
 }

@@ -123,14 +123,14 @@ func newRank(ctx context.Context, cfg Config, index int, base string, weights mo
 		}
 	})
 	blocks := cfg.KVBlocks + 1
-	r.exec, err = executor.New(ctx, dev, executor.Config{
+	shape := executor.Config{
 		Model: builtinModel, Blocks: blocks, BlockSize: cfg.BlockSize, MaxSeqs: cfg.MaxSeqs, MaxTokens: cfg.MaxTokens,
 		MaxLen: cfg.MaxModelLen, InFlight: r.limit,
 		Graphs: graphs.Config{
 			Mode: cfg.GraphMode, Policy: cfg.GraphPolicy, MaxNumSeqs: cfg.MaxSeqs, MaxNumBatchedTokens: cfg.MaxTokens,
 		},
-	}, weights)
-	if err != nil {
+	}
+	if r.exec, err = executor.New(ctx, dev, shape, weights); err != nil {
 		return nil, err
 	}
 	r.closers = append(r.closers, r.exec.Close)
@@ -152,7 +152,7 @@ func newRank(ctx context.Context, cfg Config, index int, base string, weights mo
 	if r.sched, err = scheduler.New(r.schedulerConfig(), r.cache, opts...); err != nil {
 		return nil, err
 	}
-	r.metrics.configured(cfg, r.sched.Config().Scheduling.String())
+	r.metrics.configured(cfg, shape.BlockBytes(), r.sched.Config().Scheduling.String())
 	r.gauges()
 	return r, nil
 }

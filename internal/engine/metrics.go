@@ -16,7 +16,7 @@ import (
 type metrics struct {
 	model string
 
-	running, waiting, usage, cacheInfo, blocks, info *prometheus.GaugeVec
+	running, waiting, usage, cacheInfo, blocks, blockBytes, info *prometheus.GaugeVec
 
 	queries, hits, externalQueries, externalHits, preemptions            *prometheus.CounterVec
 	prompt, promptSource, promptCached, generated, success               *prometheus.CounterVec
@@ -51,12 +51,13 @@ func newMetrics(reg prometheus.Registerer, model string) *metrics {
 	return &metrics{
 		model: model,
 
-		running:   gauge("vllm:num_requests_running", "Requests that run."),
-		waiting:   gauge("vllm:num_requests_waiting", "Requests that wait to run."),
-		usage:     gauge("vllm:kv_cache_usage_perc", "Share of KV blocks that are held, 0 to 1."),
-		cacheInfo: gauge("vllm:cache_config_info", "Configuration of the KV cache; always 1.", "block_size", "num_gpu_blocks", "enable_prefix_caching"),
-		blocks:    gauge("sluice_kv_blocks", "KV blocks by state: free, cached (matchable and held by nobody), held.", "state"),
-		info:      gauge("sluice_engine_info", "Configuration of the engine; always 1.", "scheduling", "runner", "role", "device", "model"),
+		running:    gauge("vllm:num_requests_running", "Requests that run."),
+		waiting:    gauge("vllm:num_requests_waiting", "Requests that wait to run."),
+		usage:      gauge("vllm:kv_cache_usage_perc", "Share of KV blocks that are held, 0 to 1."),
+		cacheInfo:  gauge("vllm:cache_config_info", "Configuration of the KV cache; always 1.", "block_size", "num_gpu_blocks", "enable_prefix_caching"),
+		blocks:     gauge("sluice_kv_blocks", "KV blocks by state: free, cached (matchable and held by nobody), held.", "state"),
+		blockBytes: gauge("sluice_kv_block_bytes", "Bytes of one KV block over all layers."),
+		info:       gauge("sluice_engine_info", "Configuration of the engine; always 1.", "scheduling", "runner", "role", "device", "model"),
 
 		queries:          counter("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache."),
 		hits:             counter("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache."),
@@ -209,7 +210,8 @@ func yesNo(v bool) string {
 }
 
 // configured states the configuration.
-func (r *rankMetrics) configured(c Config, scheduling string) {
+func (r *rankMetrics) configured(c Config, blockBytes int, scheduling string) {
+	r.gauge(r.m.blockBytes).Set(float64(blockBytes))
 	r.gauge(r.m.cacheInfo, strconv.Itoa(c.BlockSize), strconv.Itoa(c.KVBlocks), yesNo(!c.NoPrefix)).Set(1)
 	r.gauge(r.m.info, scheduling, runnerGeneration, string(c.KVTransfer.Role), c.Device, c.Model).Set(1)
 }

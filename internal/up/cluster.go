@@ -76,6 +76,10 @@ func (e *Engine) args() []string {
 	return append(args, e.Extra...)
 }
 
+// drainTimeout is how long an engine may finish its requests after SIGTERM; it
+// lies below DefaultGrace, so that an engine that drains is not killed.
+const drainTimeout = "5s"
+
 // Cluster describes one Prefiller, one Decoder and a proxy on the loopback interface.
 type Cluster struct {
 	Host      string // empty: 127.0.0.1
@@ -103,7 +107,7 @@ func (c *Cluster) TraceFile(name string) string {
 }
 
 func (c *Cluster) serve(name string, e *Engine) []string {
-	args := []string{"serve", "--host", c.host(), "--port", "0"}
+	args := []string{"serve", "--host", c.host(), "--port", "0", "--drain-timeout", drainTimeout}
 	if c.Model != "" {
 		args = append(args, "--model", c.Model)
 	}

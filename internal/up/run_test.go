@@ -68,7 +68,7 @@ func TestTheClusterComesUpAndItsCommandsWorkAsPrinted(t *testing.T) {
 	log, err := os.ReadFile(filepath.Join(dir, "cluster.log"))
 	require.NoError(t, err)
 	text := string(log)
-	require.Contains(t, text, "p0   | [serve --host 127.0.0.1 --port 0 --max-num-seqs 2 --no-enable-prefix-caching --trace-file "+filepath.Join(dir, "p0.jsonl"))
+	require.Contains(t, text, "p0   | [serve --host 127.0.0.1 --port 0 --drain-timeout 5s --max-num-seqs 2 --no-enable-prefix-caching --trace-file "+filepath.Join(dir, "p0.jsonl"))
 	require.Contains(t, text, `"kv_role":"kv_producer"`)
 	require.Contains(t, text, "--num-kv-blocks 64 --data-parallel-size 2 --enable-prefix-caching --enforce-eager")
 	require.Contains(t, text, `"decoder_append_prefill_enable":true`)

@@ -339,8 +339,9 @@ func (a *Arm) count(before, after pages) {
 			a.NonFull[reason] += int(n)
 		}
 	}
-	a.CountedBlocks = after.decoder.Sum(blocks, nil) - before.decoder.Sum(blocks, nil)
-	a.CountedBytes = after.decoder.Sum(bytes, nil) - before.decoder.Sum(bytes, nil)
+	received := map[string]string{"direction": "received"}
+	a.CountedBlocks = after.decoder.Sum(blocks, received) - before.decoder.Sum(blocks, received)
+	a.CountedBytes = after.decoder.Sum(bytes, received) - before.decoder.Sum(bytes, received)
 	a.PrefillTokens = computed(after.prefiller) - computed(before.prefiller)
 }
 

@@ -208,7 +208,7 @@ func TestFailuresAreRecordedAndEndTheirSession(t *testing.T) {
 		want   string
 	}{
 		"error status": {func(w http.ResponseWriter) error { openai.Unavailable(1, "no decoder is healthy").Write(w); return nil }, 503, "no decoder is healthy"},
-		"plain status": {func(w http.ResponseWriter) error { http.Error(w, "gone", 410); return nil }, 410, "gone"},
+		"plain status": {func(w http.ResponseWriter) error { http.Error(w, "gone", http.StatusGone); return nil }, http.StatusGone, "gone"},
 		"cut stream": {func(w http.ResponseWriter) error {
 			return openai.NewStream(w).Data([]byte(`{"choices":[{"delta":{"content":"x"}}]}`))
 		}, 200, "without its end marker"},
