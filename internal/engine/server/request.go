@@ -70,7 +70,11 @@ func decode(w http.ResponseWriter, r *http.Request, v any) (noise bool, e *opena
 func badJSON(err error) *openai.Error {
 	var wrong *json.UnmarshalTypeError
 	if errors.As(err, &wrong) && wrong.Field != "" {
-		return openai.BadRequest(wrong.Field, "%s has the wrong type: it is a %s", wrong.Field, wrong.Value)
+		field := wrong.Field // with the names of the embedded structs, which are not on the wire
+		for _, embedded := range []string{"Sampling.", "Routing."} {
+			field = strings.TrimPrefix(field, embedded)
+		}
+		return openai.BadRequest(field, "%s has the wrong type: it is a %s", field, wrong.Value)
 	}
 	return openai.BadRequest("", "the body is no valid request: %v", err)
 }

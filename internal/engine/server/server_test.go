@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-serving/sluice/internal/engine"
 	"github.com/sluice-serving/sluice/internal/openai"
+	"github.com/sluice-serving/sluice/scheduler"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -103,3 +104,5 @@ func TestCompletion(t *testing.T) {
 	t.Logf("%q", out.Choices[0].Text)
 	require.Len(t, out.Choices[0].TokenIDs, 32)
 }
+
+type token = scheduler.Token
