@@ -426,7 +426,7 @@ func (c *Cluster) apply(g *group, s slot) error {
 				continue
 			}
 			tr := &c.turns[r.turn(p.Requests[i])]
-			res.Tokens = append(res.Tokens, answerToken(tr.rec.Session, tr.rec.Turn, int(p.Outputs[i])))
+			res.Tokens = append(res.Tokens, c.load.Answer(int(tr.rec.Session), int(tr.rec.Turn), int(p.Outputs[i])))
 		}
 		outs, err := r.sched.Apply(p, *res)
 		if err != nil {
@@ -516,7 +516,7 @@ func (c *Cluster) done(i int32) {
 		delete(c.live, s)
 	} else {
 		for k := range tr.rec.Out {
-			ss.history = append(ss.history, answerToken(s, tr.rec.Turn, int(k)))
+			ss.history = append(ss.history, c.load.Answer(int(s), t, int(k)))
 		}
 		c.cal.push(c.now+c.load.Think(int(s), t), eventEligible, s, int32(t+1), 0)
 	}

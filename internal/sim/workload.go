@@ -22,6 +22,8 @@ type Workload interface {
 	Prompt(session, t int, history []kvcache.Token) []kvcache.Token
 	// Output is the number of tokens that the turn's answer has, at least 1.
 	Output(session, t int) int
+	// Answer is token k of the turn's answer, whatever route it takes.
+	Answer(session, t, k int) kvcache.Token
 	// Think is the time from the end of turn t to the eligibility of t+1.
 	Think(session, t int) Time
 	// Parent is the session whose history a session's first turn extends; -1 for none.
@@ -124,16 +126,14 @@ func (c *Conversations) Output(session, t int) int {
 	return c.OutMin
 }
 
+func (c *Conversations) Answer(session, t, k int) kvcache.Token {
+	return tokenOf(c.Seed, uint64(session)<<20|uint64(t)<<4|7, k)
+}
+
 // vocabulary of synthetic tokens; ids below 256 are left to special ones.
 const vocabulary = 151_000
 
 // tokenOf is token i of a stream.
 func tokenOf(seed, stream uint64, i int) kvcache.Token {
 	return kvcache.Token(256 + mix(mix(seed^stream*0x9E3779B97F4A7C15)+uint64(i))%(vocabulary-256))
-}
-
-// answerToken is token k of a turn's answer. It depends on nothing else, so
-// that an answer is the same whatever route it takes.
-func answerToken(session, t int32, k int) kvcache.Token {
-	return tokenOf(0xA5, uint64(session)<<16|uint64(uint16(t)), k)
 }
