@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -52,36 +53,48 @@ type call struct {
 	limit   time.Duration // until the answer's header
 }
 
-// pieces reads a body that is given as byte ranges.
-type pieces struct {
+// bodyParts are the byte ranges of a leg's body. The transport reads them on a
+// goroutine of its own and may come back for them when a connection turns out
+// to be stale; drop takes them away for good.
+type bodyParts struct {
+	mu   sync.Mutex
 	list [][]byte
-	i, n int
+	gone bool
+}
+
+// drop forgets the body, so that it does not live as long as a streamed answer.
+func (p *bodyParts) drop() {
+	p.mu.Lock()
+	p.list, p.gone = nil, true
+	p.mu.Unlock()
+}
+
+// errDropped ends the sending of a body whose answer has begun.
+var errDropped = errors.New("the answer came before the body was sent")
+
+// pieces reads bodyParts from the start.
+type pieces struct {
+	parts *bodyParts
+	i, n  int
 }
 
 func (b *pieces) Read(p []byte) (int, error) {
+	b.parts.mu.Lock()
+	defer b.parts.mu.Unlock()
+	if b.parts.gone {
+		return 0, errDropped
+	}
+	list := b.parts.list
 	total := 0
-	for b.i < len(b.list) && total < len(p) {
-		n := copy(p[total:], b.list[b.i][b.n:])
+	for b.i < len(list) && total < len(p) {
+		n := copy(p[total:], list[b.i][b.n:])
 		total += n
-		if b.n += n; b.n == len(b.list[b.i]) {
+		if b.n += n; b.n == len(list[b.i]) {
 			b.i, b.n = b.i+1, 0
 		}
 	}
-	if total == 0 && len(p) > 0 && b.i == len(b.list) {
+	if total == 0 && len(p) > 0 && b.i == len(list) {
 		return 0, io.EOF
-	}
-	return total, nil
-}
-
-// WriteTo implements io.WriterTo, so that a transport copies nothing extra.
-func (b *pieces) WriteTo(w io.Writer) (int64, error) {
-	var total int64
-	for ; b.i < len(b.list); b.i, b.n = b.i+1, 0 {
-		n, err := w.Write(b.list[b.i][b.n:])
-		total += int64(n)
-		if err != nil {
-			return total, err
-		}
 	}
 	return total, nil
 }
@@ -90,11 +103,12 @@ func (b *pieces) Close() error { return nil }
 
 // send sends a leg and waits for the header of its answer.
 func (x *exchange) send(ctx context.Context, c call) (*http.Response, error) {
-	list := x.body.Spliced(c.edits...)
+	parts := &bodyParts{list: x.body.Spliced(c.edits...)}
 	size := 0
-	for _, part := range list {
+	for _, part := range parts.list {
 		size += len(part)
 	}
+	x.sending = parts
 	h := make(http.Header, 8)
 	h["Content-Type"] = []string{"application/json"}
 	h["X-Request-Id"] = []string{c.id}
@@ -117,8 +131,8 @@ func (x *exchange) send(ctx context.Context, c call) (*http.Response, error) {
 	}
 	req := (&http.Request{
 		Method: http.MethodPost, URL: &url.URL{Scheme: "http", Host: c.target.Decoder, Path: x.at.path}, Host: c.target.Decoder,
-		Header: h, Body: &pieces{list: list}, ContentLength: int64(size), ProtoMajor: 1, ProtoMinor: 1,
-		GetBody: func() (io.ReadCloser, error) { return &pieces{list: list}, nil },
+		Header: h, Body: &pieces{parts: parts}, ContentLength: int64(size), ProtoMajor: 1, ProtoMinor: 1,
+		GetBody: func() (io.ReadCloser, error) { return &pieces{parts: parts}, nil },
 	}).WithContext(ctx)
 	return x.p.transport.RoundTrip(req)
 }
@@ -204,6 +218,17 @@ func (x *exchange) learn(c call, resp *http.Response, err error) {
 	x.p.mu.Unlock()
 	label := [...]string{"ok", "failed", "abandoned"}[outcome]
 	x.p.metrics.legs.WithLabelValues(c.leg.String(), label).Inc()
+}
+
+// broke tells the router that an answer which had begun well was cut.
+func (x *exchange) broke(c call, err error) {
+	x.p.mu.Lock()
+	x.p.router.LegDone(time.Now(), c.leg, c.target.Decoder, route.LegFailed)
+	if isReset(err) {
+		x.p.router.Unreachable(c.target.Decoder)
+	}
+	x.p.mu.Unlock()
+	x.p.metrics.legs.WithLabelValues(c.leg.String(), "cut").Inc()
 }
 
 // maxErrorBody bounds the error bodies that are read from backends.

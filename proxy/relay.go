@@ -70,6 +70,7 @@ func (r *relay) begin() {
 	x.p.router.Output(x.first, x.turn)
 	x.p.mu.Unlock()
 	x.body = nil
+	x.sending.drop()
 }
 
 // account takes what an answer says about itself into the turn's outcome.
@@ -152,8 +153,10 @@ func (r *relay) whole(body io.Reader, contentType string) result {
 	case err != nil && x.gone():
 		return result{verdict: gone}
 	case err != nil && len(raw) == 0:
+		x.broke(r.c, err)
 		return x.transportFailure(r.ctx, r.c, err)
 	case err != nil:
+		x.broke(r.c, err)
 		// The engine had finished its work when it began to answer: the output
 		// is lost, and trying again would be a replay.
 		x.p.metrics.blocked.Inc()
@@ -285,6 +288,7 @@ func (r *relay) end(err error, ended bool) result {
 		res = result{verdict: failed, reason: "error:too_long", problem: openai.BadGateway("an event of the %s is too long", roles[r.c.leg])}
 	} else {
 		res = x.transportFailure(r.ctx, r.c, err)
+		x.broke(r.c, err)
 	}
 	if !r.sawOutput {
 		return res

@@ -45,6 +45,7 @@ type exchange struct {
 
 	id      string         // client-visible request id
 	body    *splice.Object // the client's body; dropped at the first output
+	sending *bodyParts     // of the leg under way
 	tenant  string
 	session string // as the client names it; empty for none
 	key     route.SessionKey
@@ -163,15 +164,18 @@ func (x *exchange) readBody() ([]byte, *openai.Error) {
 	size := max(x.r.ContentLength, 0)
 	buf := bytes.NewBuffer(make([]byte, 0, min(size, limit)+bytes.MinRead))
 	_, err := buf.ReadFrom(src)
-	_ = control.SetReadDeadline(time.Time{})
-	var tooLarge *http.MaxBytesError
-	switch {
-	case errors.As(err, &tooLarge) || int64(buf.Len()) > limit:
-		return nil, openai.BodyTooLarge(limit)
-	case err != nil:
-		return nil, openai.BadRequest("", "the body could not be read whole")
+	if err == nil && int64(buf.Len()) <= limit {
+		_ = control.SetReadDeadline(time.Time{})
+		return buf.Bytes(), nil
 	}
-	return buf.Bytes(), nil
+	// The rest of the body is not waited for: the connection ends here.
+	_ = control.SetReadDeadline(time.Now())
+	x.w.Header().Set("Connection", "close")
+	var tooLarge *http.MaxBytesError
+	if errors.As(err, &tooLarge) || err == nil {
+		return nil, openai.BodyTooLarge(limit)
+	}
+	return nil, openai.BadRequest("", "the body could not be read whole")
 }
 
 // Header implements route.Request.
