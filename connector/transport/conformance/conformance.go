@@ -127,22 +127,22 @@ func closeAll(t *testing.T, p transport.Peer, ts ...*side) {
 }
 
 func readScatters(t *testing.T, open Open) {
-	a, b, p := pair(t, open, 3000) // 12 MB: several parts
+	a, b, p := pair(t, open, 1500) // 6 MB: several parts
 	defer closeAll(t, p, a, b)
-	segs := shuffled(3000, a.desc.Region, b.desc.Region, 3)
+	segs := shuffled(1500, a.desc.Region, b.desc.Region, 3)
 	require.NoError(t, p.Read(t.Context(), b.grantAll(t, transport.PeerReads), segs))
 	equalSegments(t, a.mem, b.mem, segs)
 	// One long segment, odd bounds.
-	long := []transport.Segment{{Local: a.desc.Region, Remote: b.desc.Region, LocalOffset: 1, RemoteOffset: 7, Length: 11<<20 + 3}}
+	long := []transport.Segment{{Local: a.desc.Region, Remote: b.desc.Region, LocalOffset: 1, RemoteOffset: 7, Length: 5<<20 + 3}}
 	require.NoError(t, p.Read(t.Context(), b.grantAll(t, transport.PeerReads), long))
 	equalSegments(t, a.mem, b.mem, long)
 	require.NoError(t, p.Read(t.Context(), transport.Capability{}, nil), "nothing to read")
 }
 
 func writeScatters(t *testing.T, open Open) {
-	a, b, p := pair(t, open, 3000)
+	a, b, p := pair(t, open, 1500)
 	defer closeAll(t, p, a, b)
-	segs := shuffled(3000, a.desc.Region, b.desc.Region, 4)
+	segs := shuffled(1500, a.desc.Region, b.desc.Region, 4)
 	require.NoError(t, p.Write(t.Context(), b.grantAll(t, transport.PeerWrites), segs))
 	equalSegments(t, a.mem, b.mem, segs)
 }
@@ -281,7 +281,7 @@ func grants(t *testing.T, open Open) {
 // revokeFences revokes while reads run: after Revoke the memory is
 // overwritten, and no reader may have seen the new bytes as success.
 func revokeFences(t *testing.T, open Open) {
-	const n = 4000
+	const n = 2000
 	a, b, p := pair(t, open, n)
 	defer closeAll(t, p, a, b)
 	if !b.Guarded() {
@@ -377,7 +377,7 @@ func peerGone(t *testing.T, open Open) {
 }
 
 func failingMemory(t *testing.T, open Open) {
-	const n = 4096 // 16 MB: several parts
+	const n = 2048 // 8 MB: several parts
 	a, b, p := pair(t, open, n)
 	defer closeAll(t, p, a, b)
 	broken := errors.New("ecc")
@@ -415,7 +415,7 @@ func failingMemory(t *testing.T, open Open) {
 }
 
 func closeUnderLoad(t *testing.T, open Open) {
-	const n = 3000
+	const n = 1500
 	a, b, p := pair(t, open, n)
 	c := b.grantAll(t, transport.PeerReads)
 	segs := shuffled(n, a.desc.Region, b.desc.Region, 8)

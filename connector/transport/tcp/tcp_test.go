@@ -23,5 +23,5 @@ func TestConformance(t *testing.T) {
 }
 
 func TestConformanceWithoutChecksum(t *testing.T) {
-	conformance.Run(t, open(Config{Checksum: NoChecksum, Conns: 1}))
+	conformance.Run(t, open(Config{Checksum: NoChecksum, Conns: 1, ChunkBytes: 1 << 20}))
 }
