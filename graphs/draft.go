@@ -147,14 +147,16 @@ func (s KSchedule) Widths(b Bonus) []int {
 const NoDraftMark int32 = -1
 
 // DraftMark is the number of drafts that the metadata of recurrent layers gives
-// for a row with this verdict: its drafts where it takes the verify path, 0 for
-// a decode that drafted nothing, and NoDraftMark for a row without
-// per-position state, as prefills and unpadded tails beside speculation are.
+// for a row with this verdict: its drafts where it has any, so that a state is
+// kept per position and the one behind the last kept token can be taken up,
+// whatever graph the batch replays; 0 for a decode that drafted nothing; and
+// NoDraftMark for a row that keeps the state behind its last token alone, as
+// prefills and unpadded tails beside speculation do.
 func (v RowVerdict) DraftMark(drafts, k int32) int32 {
 	switch {
-	case v.Class() == ClassDecode, v == TailPadded, v == TailDrafted:
+	case drafts > 0:
 		return drafts
-	case v == TailOneToken && k == 0:
+	case v.Class() == ClassDecode, v == TailOneToken && k == 0:
 		return 0
 	}
 	return NoDraftMark
@@ -170,17 +172,11 @@ func (v RowVerdict) Accepted(sampled int32) int32 {
 }
 
 // Advance is the growth of the computed tokens of a row of s tokens with d
-// drafts of which accepted were kept: prompt tokens count whole, drafts only
-// when accepted.
+// drafts of which accepted were kept: its new tokens, and drafts only when
+// accepted. The placeholders of a tail never are.
 func (v RowVerdict) Advance(s, d, accepted int32) int32 {
-	switch v.Class() {
-	case ClassTail:
-		if v == TailDrafted {
-			return s - d + min(accepted, d)
-		}
+	if v == TailPadded {
 		return s - d
-	case ClassDecode:
-		return s - d + min(accepted, d)
 	}
-	return s
+	return s - d + min(accepted, d)
 }

@@ -155,6 +155,13 @@ func TestDraftMarks(t *testing.T) {
 	require.Equal(t, []int32{NoDraftMark, 0, 1}, marks(1, Row{1, 0, 0, 10, 11}, Row{1, 0, 0, 3, 3}, Row{2, 1, 0, 3, 3}))
 	require.Equal(t, []int32{NoDraftMark, NoDraftMark}, marks(1, Row{2, 0, 0, 9, 11}, Row{3, 0, 0, 8, 11}))
 	require.Equal(t, []int32{0, 0}, marks(0, decode1, tail1))
+
+	// A padded tail keeps a state per position even where the policy keeps the
+	// batch off FULL: its placeholders would end up in the state otherwise.
+	_, v := dispatch(newDispatcher(t, Config{K: 3, MaxNumSeqs: 8, Policy: Strict}), Step{}, padded4)
+	require.Equal(t, PrefillByPolicy, v[0])
+	require.Equal(t, int32(3), v[0].DraftMark(3, 3))
+	require.Equal(t, int32(1), v[0].Advance(4, 3, 0))
 }
 
 func TestAdvance(t *testing.T) {
