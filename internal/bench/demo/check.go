@@ -22,6 +22,7 @@ func (r *runner) check() {
 	if len(r.report.Arms) > feature {
 		r.checkFeature(&r.report.Arms[baseline], &r.report.Arms[feature])
 	}
+	r.checkControl()
 	r.checkEngines()
 	u := &r.report.Uncached
 	r.verify("uncached run", u.Valid == u.Requests && u.CachedTokens == 0, "%d of %d valid, %d cached tokens", u.Valid, u.Requests, u.CachedTokens)

@@ -15,6 +15,8 @@ type Params struct {
 	Dir           string    // for logs, traces, the join files and the report
 	Model         string    // that requests name
 
+	ServiceTime time.Duration // that the workload's times suppose for one first prompt at the Prefiller
+
 	HitShare     float64 // least share of follow-ups that must hit
 	MinFallbacks int
 	MaxMemory    int64 // bytes of all processes together
@@ -22,21 +24,25 @@ type Params struct {
 
 // Default is the run of `make run`: sized so that the Prefiller is the
 // bottleneck, and that a session that pauses for long finds its KV evicted.
+// A session occupies about 115 blocks at its end, so a rank of the Decoder
+// holds five and a half; between the second turn of a session with a long
+// pause and its third, about nine others pass over the same rank.
 func Default() Params {
 	return Params{
 		Conversations: workload.Conversations{
 			Name: "append-prefill-demo", Seed: 20261123, Content: workload.Text,
-			Sessions: 24, Turns: 3, First: workload.Range{Low: 400, High: 480}, Next: workload.Range{Low: 30, High: 60},
+			Sessions: 24, Turns: 3, First: workload.Range{Low: 1400, High: 1600}, Next: workload.Range{Low: 30, High: 60},
 			Arrival: 6 * time.Second, Think: 200 * time.Millisecond, MaxTokens: 32,
-			LongPauses: 6, LongPause: 5 * time.Second, LongTurn: 2,
+			LongPauses: 8, LongPause: 7 * time.Second, LongTurn: 2,
 		},
 		Cluster: up.Cluster{
 			Port:      9000,
 			Prefiller: up.Engine{Caching: up.NoCaching, MaxSeqs: 1, StepLimit: 512, MaxLen: 2048, Workers: 1},
-			Decoder:   up.Engine{Ranks: 2, Blocks: 320, MaxSeqs: 16, StepLimit: 256, MaxLen: 2048, Workers: 1},
+			Decoder:   up.Engine{Ranks: 2, Blocks: 640, MaxSeqs: 16, StepLimit: 256, MaxLen: 2048, Workers: 1, Extra: []string{"--enable-kv-noise"}},
 		},
 		Alone:        up.Engine{Caching: up.NoCaching, MaxSeqs: 16, StepLimit: 512, MaxLen: 2048},
 		Model:        "builtin",
+		ServiceTime:  200 * time.Millisecond,
 		HitShare:     0.6,
 		MinFallbacks: 2,
 		MaxMemory:    1 << 30,

@@ -11,6 +11,7 @@ import (
 // Report is everything that a run found.
 type Report struct {
 	Workload  WorkloadInfo    `json:"workload"`
+	Processes []Process       `json:"processes"`
 	Engines   []EngineInfo    `json:"engines"`
 	Probes    []Probe         `json:"probes"`
 	Arms      []Arm           `json:"arms"`
@@ -28,7 +29,16 @@ type WorkloadInfo struct {
 	Sessions  int     `json:"sessions"`
 	Requests  int     `json:"requests"`
 	FollowUps int     `json:"follow_ups"`
-	Window    float64 `json:"arrival_window_s"`
+	Window    float64 `json:"arrival_window_s"` // as frozen
+
+	PromptSeconds float64 `json:"prefiller_prompt_s"` // measured time of one first prompt
+	TimeScale     float64 `json:"time_scale"`         // of the frozen times in this run
+}
+
+// Process is a command that was started.
+type Process struct {
+	Name string   `json:"name"`
+	Args []string `json:"args"`
 }
 
 // EngineInfo is what a running engine says about itself.
@@ -90,6 +100,7 @@ type Arm struct {
 type Control struct {
 	Answers int `json:"answers"`
 	Changed int `json:"changed"` // after one cached KV block was overwritten with noise
+	Broken  int `json:"broken"`  // answers without noise that were wrong, and answers that were not valid
 }
 
 // Check is one thing that had to hold.

@@ -43,6 +43,8 @@ type runner struct {
 	decoder    *up.Child
 	proxies    []string // names, for their trace files
 	engines    []string
+	right      []measure.Record // the answers without any cache
+	scale      float64          // of the workload's times
 }
 
 // Run starts the cluster, runs probes, arms and the uncached engine, and gives
@@ -129,6 +131,9 @@ func (r *runner) all(ctx context.Context) error {
 	if err := r.describe(ctx, r.decoder); err != nil {
 		return err
 	}
+	if err := r.calibrate(ctx); err != nil {
+		return fmt.Errorf("calibration: %w", err)
+	}
 	if err := r.probe(ctx); err != nil {
 		return fmt.Errorf("probes: %w", err)
 	}
@@ -137,16 +142,22 @@ func (r *runner) all(ctx context.Context) error {
 			return fmt.Errorf("arm %s: %w", arms[i].name, err)
 		}
 	}
+	control, err := r.control(ctx)
+	if err != nil {
+		return fmt.Errorf("negative control: %w", err)
+	}
 	if err := r.stopEngines(); err != nil {
 		return err
 	}
 	if err := r.uncached(ctx); err != nil {
 		return fmt.Errorf("run without a cache: %w", err)
 	}
+	r.judgeControl(control)
 	return r.join()
 }
 
 func (r *runner) start(ctx context.Context, c up.Command) (*up.Child, error) {
+	r.report.Processes = append(r.report.Processes, Process{c.Name, c.Args})
 	child, err := r.sup.Start(ctx, c)
 	if err == nil && c.Args[0] == "serve" {
 		r.engines = append(r.engines, c.Name)
@@ -264,7 +275,7 @@ func (r *runner) arm(ctx context.Context, a *arm) error {
 // replay sends the workload and gives the peak of the Prefiller's queue in the
 // arrival window.
 func (r *runner) replay(ctx context.Context, url string, a *Arm, bar *progress.Bar) (float64, error) {
-	window, cancel := context.WithTimeout(ctx, r.w.ArrivalWindow())
+	window, cancel := context.WithTimeout(ctx, r.window())
 	defer cancel()
 	peaks := make(chan scrape.Peak, 1)
 	go func() {
@@ -272,7 +283,7 @@ func (r *runner) replay(ctx context.Context, url string, a *Arm, bar *progress.B
 	}()
 	records, err := load.Run(ctx, r.w, load.Config{
 		Server: load.Server{URL: url, Model: r.p.Model, Client: r.client}, Endpoint: load.Chat,
-		Prefix: a.Name + "-", CacheSalt: a.CacheSalt, Timeout: requestTimeout, Observe: bar.Observe,
+		Prefix: a.Name + "-", CacheSalt: a.CacheSalt, Timeout: requestTimeout, TimeScale: r.scale, Observe: bar.Observe,
 	})
 	cancel()
 	peak := <-peaks
@@ -371,6 +382,7 @@ func (r *runner) uncached(ctx context.Context) error {
 	r.prefiller, r.decoder = nil, nil
 	r.notePeak(engine)
 	r.report.Uncached = measure.Summarize(records)
+	r.right = records
 	for i := range r.report.Arms {
 		a := &r.report.Arms[i]
 		for j := range a.records {

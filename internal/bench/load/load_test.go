@@ -61,7 +61,8 @@ func (f *fake) start(t *testing.T) Server {
 	})
 	mux.HandleFunc("POST /v1/chat/completions", func(w http.ResponseWriter, r *http.Request) {
 		n := f.enter(r.Header)
-		defer f.leave()
+		leave := sync.OnceFunc(f.leave)
+		defer leave()
 		var req openai.ChatRequest
 		if err := json.NewDecoder(r.Body).Decode(&req); err != nil {
 			openai.BadRequest("", "%v", err).Write(w)
@@ -81,6 +82,7 @@ func (f *fake) start(t *testing.T) Server {
 		}
 		must(t, s.Data([]byte(`{"choices":[{"delta":{},"finish_reason":"length"}]}`)))
 		must(t, s.Data([]byte(`{"choices":[],"usage":{"prompt_tokens":12,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":8}}}`)))
+		leave() // the client may go on as soon as it has seen the end
 		must(t, s.Done())
 	})
 	mux.HandleFunc("POST /v1/completions", func(w http.ResponseWriter, r *http.Request) {
@@ -187,10 +189,29 @@ func TestThinkTimeAndArrivalDecideEligibility(t *testing.T) {
 	require.GreaterOrEqual(t, records[2].Sent, records[2].Eligible)
 	require.Equal(t, records[0].End+20*time.Millisecond, records[1].Eligible)
 
+	records, err = Run(t.Context(), w, Config{Server: server, TimeScale: 0.5})
+	require.NoError(t, err)
+	require.Equal(t, 15*time.Millisecond, records[2].Eligible)
+	require.Equal(t, records[0].End+10*time.Millisecond, records[1].Eligible)
+
 	records, err = Run(t.Context(), w, Config{Server: server, Pace: Flat})
 	require.NoError(t, err)
 	require.Zero(t, records[2].Eligible)
 	require.Equal(t, records[0].End, records[1].Eligible)
+}
+
+func TestACallMayBeChangedBeforeItIsSent(t *testing.T) {
+	f := &fake{}
+	_, err := Run(t.Context(), chat(t, 1, 2), Config{Server: f.start(t), Prepare: func(session string, turn int, call *Call) {
+		call.Header.Set("X-Turn", fmt.Sprint(session, turn))
+		if turn == 1 {
+			call.Body.(*openai.ChatRequest).CacheSalt = "other"
+		}
+	}})
+	require.NoError(t, err)
+	require.Equal(t, "s0001", f.headers[1].Get("X-Turn"))
+	require.Empty(t, f.chats[0].CacheSalt)
+	require.Equal(t, "other", f.chats[1].CacheSalt)
 }
 
 func TestConcurrencyLimit(t *testing.T) {

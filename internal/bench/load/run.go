@@ -60,6 +60,11 @@ type Config struct {
 	CacheSalt      string        // namespace of the server's prefix cache; empty: none
 	Timeout        time.Duration // of one request; 0: none
 	MaxConcurrency int           // requests in flight; 0: no limit
+	TimeScale      float64       // of arrivals and think times; 0: 1
+
+	// Prepare, when set, may change a call before it is sent. It is called from
+	// the session's goroutine.
+	Prepare func(session string, turn int, call *Call)
 
 	// Observe, when set, is called after every change, from one goroutine at a time.
 	Observe func(Progress)
@@ -126,6 +131,17 @@ type run struct {
 
 func (r *run) since() time.Duration { return time.Since(r.start) }
 
+// scale is how long a time of the workload takes in this run.
+func (r *run) scale(d time.Duration) time.Duration {
+	switch {
+	case r.cfg.Pace == Flat:
+		return 0
+	case r.cfg.TimeScale == 0:
+		return d
+	}
+	return time.Duration(float64(d) * r.cfg.TimeScale)
+}
+
 func (r *run) note(change func(*Progress)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -141,10 +157,7 @@ func (r *run) session(ctx context.Context, s *workload.Session) ([]measure.Recor
 	if s.System != "" {
 		h.say("system", s.System)
 	}
-	eligible := s.Arrival
-	if r.cfg.Pace == Flat {
-		eligible = 0
-	}
+	eligible := r.scale(s.Arrival)
 	for j := range s.Turns {
 		turn, rec := &s.Turns[j], &records[j]
 		*rec = measure.Record{RequestID: r.cfg.RequestID(s.ID, j), Session: s.ID, Turn: j, Eligible: eligible}
@@ -172,8 +185,8 @@ func (r *run) session(ctx context.Context, s *workload.Session) ([]measure.Recor
 			}
 		})
 		eligible = rec.End
-		if j+1 < len(s.Turns) && r.cfg.Pace == Recorded {
-			eligible += s.Turns[j+1].Think
+		if j+1 < len(s.Turns) {
+			eligible += r.scale(s.Turns[j+1].Think)
 		}
 	}
 	return records, nil
@@ -191,6 +204,9 @@ func (r *run) send(ctx context.Context, s *workload.Session, turn *workload.Turn
 	call := &Call{Endpoint: r.cfg.Endpoint, Header: http.Header{}, Body: r.body(turn, h)}
 	call.Header.Set("X-Request-Id", rec.RequestID)
 	call.Header.Set("X-Session-ID", r.cfg.SessionID(s.ID))
+	if r.cfg.Prepare != nil {
+		r.cfg.Prepare(s.ID, rec.Turn, call)
+	}
 	reqCtx, cancel := ctx, context.CancelFunc(func() {})
 	if r.cfg.Timeout > 0 {
 		reqCtx, cancel = context.WithTimeoutCause(ctx, r.cfg.Timeout, fmt.Errorf("no answer within %v", r.cfg.Timeout))

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 )
 
@@ -56,6 +57,18 @@ func (w *Workload) ArrivalWindow() time.Duration {
 		last = max(last, w.Sessions[i].Arrival)
 	}
 	return last
+}
+
+// Cut is the workload with at most the given number of turns in each session.
+// It shares the turns with w.
+func (w *Workload) Cut(turns int) *Workload {
+	out := *w
+	out.Sessions = slices.Clone(w.Sessions)
+	for i := range out.Sessions {
+		s := &out.Sessions[i]
+		s.Turns = s.Turns[:min(turns, len(s.Turns))]
+	}
+	return &out
 }
 
 // Hash is the SHA-256 of the workload's encoding, in hex.

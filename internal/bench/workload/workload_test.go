@@ -44,6 +44,8 @@ func TestShapeOfConversations(t *testing.T) {
 	require.Equal(t, 18, w.Requests())
 	require.Equal(t, 12, w.FollowUps())
 	require.Equal(t, 5*time.Second, w.ArrivalWindow())
+	require.Equal(t, 12, w.Cut(2).Requests())
+	require.Equal(t, 18, w.Cut(9).Requests())
 	first := map[string]bool{}
 	for i, s := range w.Sessions {
 		require.Equal(t, time.Duration(i)*time.Second, s.Arrival)
