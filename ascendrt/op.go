@@ -79,6 +79,26 @@ type MatmulAttr struct {
 	In, Out int // K, M
 	Weights WeightLayout
 	OutType DType // 0: the spec's type; Float32 keeps logits unrounded
+	Order   SumOrder
+}
+
+// SumOrder says whether an operation may sum in an order of its own.
+type SumOrder uint8
+
+const (
+	// SumFixed is the order of docs/numerics.md: the same bits everywhere.
+	SumFixed SumOrder = iota
+	// SumFree lets the vendor's library choose, per shape: faster, and a row's
+	// bits may then depend on its batch.
+	SumFree
+)
+
+// String names the order.
+func (o SumOrder) String() string {
+	if o == SumFree {
+		return "free"
+	}
+	return "fixed"
 }
 
 // WeightLayout is how a weight matrix lies in memory.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
 )
 
 // node is one decoded and checked command.
@@ -74,7 +75,7 @@ func (d *device) commandError(r ascendrt.Record, err error) error {
 }
 
 func handle[T any](d *device, ref uint64, what string) (T, error) {
-	v, ok := lookup[T](&d.refs, ascendrt.Ref(ref))
+	v, ok := handles.Lookup[T](&d.refs, ascendrt.Ref(ref))
 	if !ok {
 		return v, fmt.Errorf("the %s was closed, or is of another device: %w", what, ascendrt.ErrClosed)
 	}
@@ -126,7 +127,7 @@ func (d *device) decode(r ascendrt.Record, slots [][]int64) (*node, error) {
 		if x.op, err = handle[*opState](d, r.A[0], "operation"); err != nil {
 			return nil, err
 		}
-		x.what = "op " + string(x.op.spec.Kind)
+		x.what = "op " + string(x.op.Spec.Kind)
 		x.slots = slots
 		for i := range int(r.A[3]) {
 			x.args = append(x.args, ascendrt.DecodeTensor(r.Payload[i*ascendrt.TensorWords:]))

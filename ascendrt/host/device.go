@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
 )
 
 type device struct {
@@ -18,7 +19,7 @@ type device struct {
 	faults *faults
 	pool   *pool
 
-	refs registry
+	refs handles.Registry
 	pins sync.Mutex // orders FreeAfter against Capture's and Update's claims
 
 	mem       sync.Mutex

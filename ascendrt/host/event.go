@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
 )
 
 // mark is one reached-or-not position: a record of an event or a launch of a graph.
@@ -82,7 +83,7 @@ func (d *device) NewEvent(k ascendrt.EventKind) (ascendrt.Event, error) {
 	d.nevents++
 	d.handles.Unlock()
 	e := &event{d: d, state: &eventState{kind: k}}
-	e.ref = d.refs.add(e.state)
+	e.ref = d.refs.Add(e.state)
 	e.cleanup = runtime.AddCleanup(e, d.leak, leaked{what: "event"})
 	return e, nil
 }
@@ -101,7 +102,7 @@ func (e *event) check() error {
 	if err := e.d.alive(); err != nil {
 		return err
 	}
-	if _, ok := lookup[*eventState](&e.d.refs, e.ref); !ok {
+	if _, ok := handles.Lookup[*eventState](&e.d.refs, e.ref); !ok {
 		return invalid("event", "closed before", ascendrt.ErrClosed)
 	}
 	return nil
@@ -133,7 +134,7 @@ func (e *event) Close() error {
 		e.cleanup.Stop()
 		return nil
 	}
-	if !e.d.refs.remove(e.ref) {
+	if !e.d.refs.Remove(e.ref) {
 		return nil
 	}
 	e.cleanup.Stop()

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
 )
 
 // graphState is a captured buffer. Its nodes are never changed, only replaced,
@@ -41,14 +42,14 @@ func (d *device) Capture(s ascendrt.Stream, c *ascendrt.Commands, o ascendrt.Cap
 	if !ok || own.d != d {
 		return nil, invalid("capture", "the stream is of another device", ascendrt.ErrInvalid)
 	}
-	if _, ok := lookup[*stream](&d.refs, own.ref); !ok {
+	if _, ok := handles.Lookup[*stream](&d.refs, own.ref); !ok {
 		return nil, invalid("capture", "the stream was closed before", ascendrt.ErrClosed)
 	}
 	if err := d.inject("capture"); err != nil {
 		return nil, err
 	}
 	external := func(ref ascendrt.Ref) bool {
-		e, ok := lookup[*eventState](&d.refs, ref)
+		e, ok := handles.Lookup[*eventState](&d.refs, ref)
 		return ok && e.kind == ascendrt.EventExternal
 	}
 	if err := ascendrt.CheckCapture(c, name, own.ref, external); err != nil {
@@ -95,7 +96,7 @@ func (d *device) Capture(s ascendrt.Stream, c *ascendrt.Commands, o ascendrt.Cap
 		return nil, err
 	}
 	h := &graph{d: d, state: g}
-	h.ref = d.refs.add(g)
+	h.ref = d.refs.Add(g)
 	h.cleanup = runtime.AddCleanup(h, d.leak, leaked{what: "graph"})
 	return h, nil
 }
@@ -224,7 +225,7 @@ func (g *graph) Close() error {
 	if g.d.closed.Load() {
 		return nil
 	}
-	g.d.refs.remove(g.ref)
+	g.d.refs.Remove(g.ref)
 	g.d.unclaim(g.state.nodes)
 	g.d.handles.Lock()
 	g.d.ngraphs--

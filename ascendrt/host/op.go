@@ -9,6 +9,8 @@ import (
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/host/arith"
+	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
+	"github.com/sluice-serving/sluice/ascendrt/opspec"
 )
 
 // maxSlots bounds slot indices of a command.
@@ -16,30 +18,10 @@ const maxSlots = 32
 
 // opState is a planned operation.
 type opState struct {
-	spec  ascendrt.OpSpec
+	*opspec.Signature
 	slots []ascendrt.SlotInfo
-	args  []param
 	make  func(a []arg, slots [][]int64) (func(*scratch) error, error)
 }
-
-// param describes one argument: its name, the type in memory (0: the spec's
-// storage type), its rank, the length of its rows (-1: any) and how it is used.
-type param struct {
-	name string
-	typ  ascendrt.DType
-	rank int
-	row  int
-	use  use
-}
-
-type use uint8
-
-const (
-	reads use = iota
-	writes
-	updates // reads and writes
-	paged   // a cache: other streams may use other blocks at the same time
-)
 
 // arg is a resolved tensor.
 type arg struct {
@@ -48,7 +30,6 @@ type arg struct {
 	rows   int
 	row    int // elements per row
 	stride int // elements between rows
-	dim    [ascendrt.MaxRank]int
 }
 
 type op struct {
@@ -59,13 +40,13 @@ type op struct {
 
 var _ ascendrt.Op = (*op)(nil)
 
-func (o *op) Spec() ascendrt.OpSpec      { return o.state.spec }
+func (o *op) Spec() ascendrt.OpSpec      { return o.state.Spec }
 func (o *op) Workspace() int             { return 0 }
 func (o *op) Slots() []ascendrt.SlotInfo { return o.state.slots }
 func (o *op) Ref() ascendrt.Ref          { return o.ref }
 
 func (o *op) Close() error {
-	if o.d.closed.Load() || !o.d.refs.remove(o.ref) {
+	if o.d.closed.Load() || !o.d.refs.Remove(o.ref) {
 		return nil
 	}
 	o.d.handles.Lock()
@@ -89,114 +70,82 @@ func (d *device) Plan(spec ascendrt.OpSpec) (ascendrt.Op, error) {
 		}
 		return nil, invalid("plan "+string(spec.Kind), err.Error(), class)
 	}
-	for _, a := range s.args {
-		s.slots = append(s.slots, ascendrt.SlotInfo{Name: "addr:" + a.name, Kind: ascendrt.SlotAddr})
-	}
 	d.handles.Lock()
 	d.nops++
 	d.handles.Unlock()
-	return &op{d: d, state: s, ref: d.refs.add(s)}, nil
-}
-
-// attr takes the attribute struct of the kind and checks that its sizes are positive.
-func attr[T any](spec ascendrt.OpSpec, sizes func(T) []int) (T, error) {
-	a, ok := spec.Attr.(T)
-	if !ok {
-		return a, fmt.Errorf("the attribute is a %T, not a %T", spec.Attr, a)
-	}
-	for _, n := range sizes(a) {
-		if n <= 0 || n > 1<<30 {
-			return a, fmt.Errorf("a size of %+v is not positive", a)
-		}
-	}
-	return a, nil
+	return &op{d: d, state: s, ref: d.refs.Add(s)}, nil
 }
 
 func (d *device) plan(spec ascendrt.OpSpec) (*opState, error) {
-	if spec.Type != ascendrt.Float32 && spec.Type != ascendrt.BFloat16 {
-		return nil, fmt.Errorf("storage type %v: float32 and bfloat16 exist: %w", spec.Type, ascendrt.ErrUnsupported)
+	if spec.Kind == OpGatedDelta {
+		s := &opState{}
+		if err := s.gatedDelta(spec); err != nil {
+			return nil, err
+		}
+		s.slots = s.Slots()
+		return s, nil
 	}
-	if spec.MaxRows < 0 {
-		return nil, errors.New("negative MaxRows")
+	sig, err := opspec.Describe(spec)
+	if err != nil {
+		return nil, err
 	}
-	s := &opState{spec: spec}
-	var err error
-	switch spec.Kind {
-	case ascendrt.OpEmbedding:
-		err = s.embedding()
-	case ascendrt.OpGather:
-		err = s.gather()
-	case ascendrt.OpRMSNorm:
-		err = s.rmsnorm()
-	case ascendrt.OpAddRMSNorm:
-		err = s.addRMSNorm()
-	case ascendrt.OpAdd:
-		err = s.add()
-	case ascendrt.OpMatmul:
-		err = s.matmul(d.pool)
-	case ascendrt.OpRope:
-		err = s.rope()
-	case ascendrt.OpKVScatter:
-		err = s.scatter()
-	case ascendrt.OpAttention:
-		err = s.attention(d.pool)
-	case ascendrt.OpSwiGLU:
-		err = s.swiglu(d.pool)
-	case ascendrt.OpArgmax:
-		err = s.argmax()
-	case ascendrt.OpCast:
-		err = s.cast()
-	case OpGatedDelta:
-		err = s.gatedDelta()
+	s := &opState{Signature: sig, slots: sig.Slots()}
+	switch at := sig.Spec.Attr.(type) {
+	case ascendrt.EmbeddingAttr:
+		s.embedding()
+	case ascendrt.GatherAttr:
+		s.gather()
+	case ascendrt.NormAttr:
+		if spec.Kind == ascendrt.OpAddRMSNorm {
+			s.addRMSNorm(at)
+		} else {
+			s.rmsnorm(at)
+		}
+	case ascendrt.AddAttr:
+		s.add(at)
+	case ascendrt.MatmulAttr:
+		s.matmul(at, d.pool)
+	case ascendrt.RopeAttr:
+		s.rope(at)
+	case ascendrt.ScatterAttr:
+		s.scatter(at)
+	case ascendrt.AttentionAttr:
+		s.attention(at, d.pool)
+	case ascendrt.SwiGLUAttr:
+		s.swiglu(at, d.pool)
+	case ascendrt.ArgmaxAttr:
+		s.argmax()
+	case ascendrt.CastAttr:
+		s.cast(at)
 	default:
-		return nil, fmt.Errorf("no operation of this name: %w", ascendrt.ErrUnsupported)
+		return nil, ascendrt.ErrUnsupported
 	}
-	return s, err
+	return s, nil
 }
 
 // bind resolves the arguments of an operation command and prepares its run.
 func (d *device) bind(x *node) error {
 	o := x.op
-	if len(x.args) != len(o.args) {
-		return fmt.Errorf("%s takes %d arguments, not %d: %w", o.spec.Kind, len(o.args), len(x.args), ascendrt.ErrInvalid)
+	if err := o.Check(x.args); err != nil {
+		return err
 	}
-	ints := len(o.slots) - len(o.args)
 	for i, v := range x.slots {
-		if v != nil && i >= ints {
+		if v != nil && i >= len(o.Ints) {
 			return fmt.Errorf("slot %d takes no values: %w", i, ascendrt.ErrInvalid)
 		}
 	}
 	args := make([]arg, len(x.args))
 	for i := range x.args {
-		t, p := &x.args[i], o.args[i]
-		typ := p.typ
-		if typ == 0 {
-			typ = o.spec.Type
-		}
-		n := t.Bytes()
-		switch {
-		case n < 0:
-			return fmt.Errorf("%s: the shape is invalid: %w", p.name, ascendrt.ErrInvalid)
-		case t.Type != typ:
-			return fmt.Errorf("%s is %v, not %v: %w", p.name, t.Type, typ, ascendrt.ErrInvalid)
-		case t.Rank != p.rank:
-			return fmt.Errorf("%s has %d dimensions, not %d: %w", p.name, t.Rank, p.rank, ascendrt.ErrInvalid)
-		case p.row >= 0 && t.RowLen() != p.row:
-			return fmt.Errorf("%s has rows of %d elements, not %d: %w", p.name, t.RowLen(), p.row, ascendrt.ErrInvalid)
-		case n > t.Len:
-			return fmt.Errorf("%s needs %d bytes and has %d: %w", p.name, n, t.Len, ascendrt.ErrInvalid)
-		case uint64(t.Addr)%uint64(typ.Size()) != 0:
-			return fmt.Errorf("%s is not aligned to its elements: %w", p.name, ascendrt.ErrInvalid)
-		}
-		b, a, err := d.resolve(t.Addr, n)
+		t, p := &x.args[i], &o.Params[i]
+		b, a, err := d.resolve(t.Addr, t.Bytes())
 		if err != nil {
-			return fmt.Errorf("%s: %w", p.name, err)
+			return fmt.Errorf("%s: %w", p.Name, err)
 		}
 		if a != nil && a.host {
-			return fmt.Errorf("%s lies in host memory; operations take device memory: %w", p.name, ascendrt.ErrInvalid)
+			return fmt.Errorf("%s lies in host memory; operations take device memory: %w", p.Name, ascendrt.ErrInvalid)
 		}
 		x.name(a)
-		args[i] = arg{b: b, typ: typ, rows: t.Rows(), row: t.RowLen(), stride: t.Stride(), dim: t.Dim}
+		args[i] = arg{b: b, typ: t.Type, rows: t.Rows(), row: t.RowLen(), stride: t.Stride()}
 	}
 	run, err := o.make(args, x.slots)
 	if err != nil {
@@ -204,27 +153,14 @@ func (d *device) bind(x *node) error {
 	}
 	x.run = func(s *scratch) error {
 		for i, a := range args {
-			switch o.args[i].use {
-			case reads:
+			switch o.Params[i].Use {
+			case opspec.Reads:
 				raceRead(a.b)
-			case writes, updates:
+			case opspec.Writes, opspec.Updates:
 				raceWrite(a.b)
 			}
 		}
 		return run(s)
-	}
-	return nil
-}
-
-// sameRows checks that arguments agree in their number of rows.
-func sameRows(s *opState, a []arg, idx ...int) error {
-	for _, i := range idx[1:] {
-		if a[i].rows != a[idx[0]].rows {
-			return fmt.Errorf("%s has %d rows, %s has %d", s.args[i].name, a[i].rows, s.args[idx[0]].name, a[idx[0]].rows)
-		}
-	}
-	if m := s.spec.MaxRows; m > 0 && a[idx[0]].rows > m {
-		return fmt.Errorf("%d rows; the plan allows %d", a[idx[0]].rows, m)
 	}
 	return nil
 }

@@ -3,7 +3,6 @@ package host
 import (
 	"errors"
 	"fmt"
-	"math"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/host/arith"
@@ -13,38 +12,9 @@ import (
 // keys that the chunk sees as panels [HeadDim][Panel] and the values as
 // [tokens][HeadDim], then computes whole rows of scores, their softmax and
 // their weighted sum, each in ascending order of the keys.
-func (s *opState) attention(p *pool) error {
-	at, err := attr(s.spec, func(a ascendrt.AttentionAttr) []int {
-		return []int{a.Heads, a.KVHeads, a.HeadDim, a.BlockSize}
-	})
-	if err != nil {
-		return err
-	}
-	if at.Heads%at.KVHeads != 0 {
-		return errors.New("Heads is no multiple of KVHeads")
-	}
-	if at.Window < 0 || at.Scale < 0 || at.Scale != at.Scale {
-		return errors.New("Window or Scale is negative")
-	}
-	if at.Scale == 0 {
-		at.Scale = float32(1 / math.Sqrt(float64(at.HeadDim)))
-	}
-	row := at.KVHeads * at.HeadDim
-	s.slots = []ascendrt.SlotInfo{{Name: "lens", Kind: ascendrt.SlotInts}}
-	s.args = []param{{"q", 0, 2, at.Heads * at.HeadDim, reads}, {"kcache", 0, 4, at.BlockSize * row, paged},
-		{"vcache", 0, 4, at.BlockSize * row, paged}, {"table", ascendrt.Int32, 2, -1, reads},
-		{"starts", ascendrt.Int32, 1, -1, reads}, {"lens", ascendrt.Int32, 1, -1, reads}, {"y", 0, 2, at.Heads * at.HeadDim, writes}}
+func (s *opState) attention(at ascendrt.AttentionAttr, p *pool) {
 	s.make = func(a []arg, slots [][]int64) (func(*scratch) error, error) {
 		m := &attentionRun{q: a[0], k: a[1], v: a[2], table: a[3], starts: a[4], lens: a[5], y: a[6], at: at, pool: p}
-		if err := s.checkCaches(m.k, m.v, at.BlockSize, at.KVHeads, at.HeadDim); err != nil {
-			return nil, err
-		}
-		if err := sameRows(s, a, 0, 6); err != nil {
-			return nil, err
-		}
-		if m.starts.rows != m.table.rows+1 || m.lens.rows != m.table.rows {
-			return nil, errors.New("table, starts and lens disagree about the number of requests")
-		}
 		if len(slots) > 0 && slots[0] != nil {
 			if len(slots[0]) != m.table.rows {
 				return nil, errors.New("slot lens does not have one value per request")
@@ -53,7 +23,6 @@ func (s *opState) attention(p *pool) error {
 		}
 		return m.run, nil
 	}
-	return nil
 }
 
 type attentionRun struct {

@@ -2,9 +2,11 @@ package host
 
 import (
 	"errors"
+	"fmt"
 	"math"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/opspec"
 )
 
 // OpGatedDelta is an operation of this backend alone: a gated delta rule, the
@@ -24,22 +26,25 @@ const OpGatedDelta ascendrt.OpKind = "gated_delta"
 // GatedDeltaAttr is the attribute of OpGatedDelta.
 type GatedDeltaAttr struct{ Heads, HeadDim int }
 
-func (s *opState) gatedDelta() error {
-	at, err := attr(s.spec, func(a GatedDeltaAttr) []int { return []int{a.Heads, a.HeadDim} })
-	if err == nil && s.spec.Type != ascendrt.Float32 {
-		return errors.New("gated_delta computes float32 alone")
+func (s *opState) gatedDelta(spec ascendrt.OpSpec) error {
+	at, err := opspec.Attr(spec, func(a GatedDeltaAttr) []int { return []int{a.Heads, a.HeadDim} })
+	if err == nil && spec.Type != ascendrt.Float32 {
+		return fmt.Errorf("gated_delta computes float32 alone: %w", ascendrt.ErrUnsupported)
 	}
+	const f, i = ascendrt.Float32, ascendrt.Int32
 	row, size := at.Heads*at.HeadDim, at.Heads*at.HeadDim*at.HeadDim
-	s.args = []param{{"q", 0, 2, row, reads}, {"k", 0, 2, row, reads}, {"v", 0, 2, row, reads}, {"gates", 0, 2, 2 * at.Heads, reads},
-		{"starts", ascendrt.Int32, 1, -1, reads}, {"in", ascendrt.Int32, 1, -1, reads}, {"out", ascendrt.Int32, 1, -1, reads},
-		{"states", 0, 4, size, paged}, {"y", 0, 2, row, writes}}
+	s.Signature = opspec.New(spec, []opspec.Param{
+		{Name: "q", Type: f, Rank: 2, Row: row}, {Name: "k", Type: f, Rank: 2, Row: row}, {Name: "v", Type: f, Rank: 2, Row: row},
+		{Name: "gates", Type: f, Rank: 2, Row: 2 * at.Heads}, {Name: "starts", Type: i, Rank: 1, Row: -1},
+		{Name: "in", Type: i, Rank: 1, Row: -1}, {Name: "out", Type: i, Rank: 1, Row: -1},
+		{Name: "states", Type: f, Rank: 4, Row: size, Use: opspec.Paged}, {Name: "y", Type: f, Rank: 2, Row: row, Use: opspec.Writes},
+	}, nil, func(s *opspec.Signature, a []ascendrt.Tensor) error {
+		if a[4].Rows() != a[5].Rows()+1 {
+			return errors.New("starts and in disagree about the number of requests")
+		}
+		return s.SameRows(a, 0, 1, 2, 3, 6, 8)
+	})
 	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
-		if err := sameRows(s, a, 0, 1, 2, 3, 6, 8); err != nil {
-			return nil, err
-		}
-		if a[4].rows != a[5].rows+1 {
-			return nil, errors.New("starts and in disagree about the number of requests")
-		}
 		m := &deltaRun{q: a[0], k: a[1], v: a[2], gates: a[3], starts: a[4], in: a[5], out: a[6], states: a[7], y: a[8], at: at}
 		return m.run, nil
 	}

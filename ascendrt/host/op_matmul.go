@@ -1,8 +1,6 @@
 package host
 
 import (
-	"errors"
-
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/host/arith"
 )
@@ -10,28 +8,9 @@ import (
 // matmul computes y = x·Wᵀ by panels of outputs. A panel's weights are packed
 // [K][panel] once per chunk of rows, unless they already lie that way and the
 // rows are few.
-func (s *opState) matmul(p *pool) error {
-	at, err := attr(s.spec, func(a ascendrt.MatmulAttr) []int { return []int{a.In, a.Out} })
-	out := at.OutType
-	if out == 0 {
-		out = s.spec.Type
-	}
-	if err == nil && out != ascendrt.Float32 && out != s.spec.Type {
-		return errors.New("outputs are of the storage type or float32")
-	}
-	wrows, wcols := at.Out, at.In
-	if at.Weights == ascendrt.WeightsKM {
-		wrows, wcols = at.In, at.Out
-	}
-	s.args = []param{{"x", 0, 2, at.In, reads}, {"w", 0, 2, wcols, reads}, {"y", out, 2, at.Out, writes}}
+func (s *opState) matmul(at ascendrt.MatmulAttr, p *pool) {
 	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
 		x, w, y := a[0], a[1], a[2]
-		if w.rows != wrows {
-			return nil, errors.New("w does not have the shape of its layout")
-		}
-		if err := sameRows(s, a, 0, 2); err != nil {
-			return nil, err
-		}
 		m := matmulRun{x: x, w: w, y: y, at: at}
 		const panel, chunk = arith.Panel, 256
 		panels, chunks := (at.Out+panel-1)/panel, (x.rows+chunk-1)/chunk
@@ -42,7 +21,6 @@ func (s *opState) matmul(p *pool) error {
 			return nil
 		}, nil
 	}
-	return err
 }
 
 type matmulRun struct {

@@ -1,43 +1,26 @@
 package host
 
 import (
-	"errors"
-
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/host/arith"
 )
 
 // The operations whose rows are independent and cheap.
 
-func (s *opState) embedding() error {
-	at, err := attr(s.spec, func(a ascendrt.EmbeddingAttr) []int { return []int{a.Vocab, a.Hidden} })
-	s.args = []param{{"ids", ascendrt.Int32, 1, -1, reads}, {"table", 0, 2, at.Hidden, reads}, {"y", 0, 2, at.Hidden, writes}}
+func (s *opState) embedding() {
 	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
-		if a[1].rows != at.Vocab {
-			return nil, errors.New("the table does not have one row per token of the vocabulary")
-		}
 		return s.lookupRows(a[0], a[1], a[2], "token")
 	}
-	return err
 }
 
-func (s *opState) gather() error {
-	at, err := attr(s.spec, func(a ascendrt.GatherAttr) []int { return []int{a.Dim} })
-	s.args = []param{{"x", 0, 2, at.Dim, reads}, {"rows", ascendrt.Int32, 1, -1, reads}, {"y", 0, 2, at.Dim, writes}}
+func (s *opState) gather() {
 	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
 		return s.lookupRows(a[1], a[0], a[2], "index")
 	}
-	return err
 }
 
 // lookupRows copies rows as they are: y[i] = table[ids[i]], zeros for a negative id.
 func (s *opState) lookupRows(ids, table, y arg, what string) (func(*scratch) error, error) {
-	if ids.rows != y.rows {
-		return nil, errors.New("ids and y differ in rows")
-	}
-	if m := s.spec.MaxRows; m > 0 && y.rows > m {
-		return nil, errors.New("more rows than the plan allows")
-	}
 	size := table.typ.Size()
 	return func(*scratch) error {
 		for i, id := range ids.i32()[:ids.rows] {
@@ -65,18 +48,10 @@ func norm(y, x, w []float32, eps float32) {
 	}
 }
 
-func (s *opState) rmsnorm() error {
-	at, err := attr(s.spec, func(a ascendrt.NormAttr) []int { return []int{a.Dim, max(1, a.Groups)} })
-	groups := max(1, at.Groups)
-	s.args = []param{{"x", 0, 2, at.Dim * groups, reads}, {"w", 0, 1, -1, reads}, {"y", 0, 2, at.Dim * groups, writes}}
+func (s *opState) rmsnorm(at ascendrt.NormAttr) {
+	groups := at.Groups
 	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
 		x, w, y := a[0], a[1], a[2]
-		if w.rows != at.Dim {
-			return nil, errors.New("w does not have Dim elements")
-		}
-		if err := sameRows(s, a, 0, 2); err != nil {
-			return nil, err
-		}
 		return func(sc *scratch) error {
 			weights := vector(&w, sc.f(0, at.Dim))
 			for r := range x.rows {
@@ -90,7 +65,6 @@ func (s *opState) rmsnorm() error {
 			return nil
 		}, nil
 	}
-	return err
 }
 
 // vector is a one-dimensional argument as float32.
@@ -102,20 +76,9 @@ func vector(a *arg, buf []float32) []float32 {
 	return buf
 }
 
-func (s *opState) addRMSNorm() error {
-	at, err := attr(s.spec, func(a ascendrt.NormAttr) []int { return []int{a.Dim} })
-	if err == nil && at.Groups > 1 {
-		return errors.New("add_rmsnorm has one group")
-	}
-	s.args = []param{{"x", 0, 2, at.Dim, reads}, {"r", 0, 2, at.Dim, updates}, {"w", 0, 1, -1, reads}, {"y", 0, 2, at.Dim, writes}}
+func (s *opState) addRMSNorm(at ascendrt.NormAttr) {
 	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
 		x, res, w, y := a[0], a[1], a[2], a[3]
-		if w.rows != at.Dim {
-			return nil, errors.New("w does not have Dim elements")
-		}
-		if err := sameRows(s, a, 0, 1, 3); err != nil {
-			return nil, err
-		}
 		return func(sc *scratch) error {
 			weights := vector(&w, sc.f(0, at.Dim))
 			for r := range x.rows {
@@ -134,16 +97,10 @@ func (s *opState) addRMSNorm() error {
 			return nil
 		}, nil
 	}
-	return err
 }
 
-func (s *opState) add() error {
-	at, err := attr(s.spec, func(a ascendrt.AddAttr) []int { return []int{a.Dim} })
-	s.args = []param{{"a", 0, 2, at.Dim, reads}, {"b", 0, 2, at.Dim, reads}, {"y", 0, 2, at.Dim, writes}}
+func (s *opState) add(at ascendrt.AddAttr) {
 	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
-		if err := sameRows(s, a, 0, 1, 2); err != nil {
-			return nil, err
-		}
 		return func(sc *scratch) error {
 			for r := range a[0].rows {
 				p, q := a[0].load(r, sc.f(0, at.Dim)), a[1].load(r, sc.f(1, at.Dim))
@@ -156,25 +113,12 @@ func (s *opState) add() error {
 			return nil
 		}, nil
 	}
-	return err
 }
 
-func (s *opState) rope() error {
-	at, err := attr(s.spec, func(a ascendrt.RopeAttr) []int { return []int{a.Heads, a.KVHeads, a.HeadDim, a.MaxPosition} })
-	if err == nil && at.HeadDim%2 != 0 {
-		return errors.New("HeadDim is odd")
-	}
+func (s *opState) rope(at ascendrt.RopeAttr) {
 	d := at.HeadDim
-	s.args = []param{{"q", 0, 2, at.Heads * d, updates}, {"k", 0, 2, at.KVHeads * d, updates},
-		{"positions", ascendrt.Int32, 1, -1, reads}, {"table", ascendrt.Float32, 2, d, reads}}
 	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
 		pos, table := a[2], a[3]
-		if table.rows != at.MaxPosition {
-			return nil, errors.New("the table does not have MaxPosition rows")
-		}
-		if err := sameRows(s, a, 0, 1, 2); err != nil {
-			return nil, err
-		}
 		return func(sc *scratch) error {
 			for r, p := range pos.i32()[:pos.rows] {
 				if p < 0 {
@@ -195,7 +139,6 @@ func (s *opState) rope() error {
 			return nil
 		}, nil
 	}
-	return err
 }
 
 // rotate turns the halves of one head against each other, in place.
@@ -210,19 +153,10 @@ func rotate(x, cs []float32) {
 	}
 }
 
-func (s *opState) scatter() error {
-	at, err := attr(s.spec, func(a ascendrt.ScatterAttr) []int { return []int{a.KVHeads, a.HeadDim, a.BlockSize} })
+func (s *opState) scatter(at ascendrt.ScatterAttr) {
 	row := at.KVHeads * at.HeadDim
-	s.args = []param{{"k", 0, 2, row, reads}, {"v", 0, 2, row, reads}, {"slots", ascendrt.Int32, 1, -1, reads},
-		{"kcache", 0, 4, at.BlockSize * row, paged}, {"vcache", 0, 4, at.BlockSize * row, paged}}
 	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
 		k, v, slots, kc, vc := a[0], a[1], a[2], a[3], a[4]
-		if err := sameRows(s, a, 0, 1, 2); err != nil {
-			return nil, err
-		}
-		if err := s.checkCaches(kc, vc, at.BlockSize, at.KVHeads, at.HeadDim); err != nil {
-			return nil, err
-		}
 		size := k.typ.Size()
 		n := row * size
 		place := func(c arg, slot int) []byte {
@@ -243,29 +177,12 @@ func (s *opState) scatter() error {
 			return nil
 		}, nil
 	}
-	return err
 }
 
-func (s *opState) checkCaches(k, v arg, bs, heads, dim int) error {
-	want := [3]int{bs, heads, dim}
-	if [3]int(k.dim[1:]) != want || [3]int(v.dim[1:]) != want {
-		return errors.New("a cache is not [blocks, BlockSize, KVHeads, HeadDim]")
-	}
-	if k.rows != v.rows {
-		return errors.New("the caches differ in blocks")
-	}
-	return nil
-}
-
-func (s *opState) swiglu(p *pool) error {
-	at, err := attr(s.spec, func(a ascendrt.SwiGLUAttr) []int { return []int{a.Dim} })
+func (s *opState) swiglu(at ascendrt.SwiGLUAttr, p *pool) {
 	f := at.Dim
-	s.args = []param{{"x", 0, 2, 2 * f, reads}, {"y", 0, 2, f, writes}}
 	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
 		x, y := a[0], a[1]
-		if err := sameRows(s, a, 0, 1); err != nil {
-			return nil, err
-		}
 		const chunk = 64
 		return func(sc *scratch) error {
 			p.run(sc, (x.rows+chunk-1)/chunk, sized(8*x.rows*f), func(sc *scratch, i int) {
@@ -279,16 +196,10 @@ func (s *opState) swiglu(p *pool) error {
 			return nil
 		}, nil
 	}
-	return err
 }
 
-func (s *opState) argmax() error {
-	at, err := attr(s.spec, func(a ascendrt.ArgmaxAttr) []int { return []int{a.Dim} })
-	s.args = []param{{"x", 0, 2, at.Dim, reads}, {"y", ascendrt.Int32, 1, -1, writes}}
+func (s *opState) argmax() {
 	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
-		if err := sameRows(s, a, 0, 1); err != nil {
-			return nil, err
-		}
 		return func(sc *scratch) error {
 			out := a[1].i32()
 			for r := range a[0].rows {
@@ -304,21 +215,10 @@ func (s *opState) argmax() error {
 			return nil
 		}, nil
 	}
-	return err
 }
 
-func (s *opState) cast() error {
-	at, err := attr(s.spec, func(a ascendrt.CastAttr) []int { return []int{a.Dim} })
-	for _, t := range []ascendrt.DType{at.From, at.To} {
-		if err == nil && t != ascendrt.Float32 && t != ascendrt.BFloat16 {
-			return errors.New("casts are between float32 and bfloat16")
-		}
-	}
-	s.args = []param{{"x", at.From, 2, at.Dim, reads}, {"y", at.To, 2, at.Dim, writes}}
+func (s *opState) cast(at ascendrt.CastAttr) {
 	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
-		if err := sameRows(s, a, 0, 1); err != nil {
-			return nil, err
-		}
 		return func(sc *scratch) error {
 			for r := range a[0].rows {
 				in := a[0].load(r, sc.f(0, at.Dim))
@@ -329,5 +229,4 @@ func (s *opState) cast() error {
 			return nil
 		}, nil
 	}
-	return err
 }

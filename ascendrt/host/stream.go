@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
 )
 
 // item is one thing a stream goroutine does, in order.
@@ -73,7 +74,7 @@ func (d *device) NewStream(o ascendrt.StreamOptions) (ascendrt.Stream, error) {
 		return nil, invalid("stream", strconv.Itoa(n)+" streams exist: close some", ascendrt.ErrResourceLimit)
 	}
 	s := &stream{d: d, opts: o, wake: make(chan struct{}, 1), ended: make(chan struct{})}
-	s.ref = d.refs.add(s)
+	s.ref = d.refs.Add(s)
 	d.nstreams++
 	d.streams[s] = true
 	go s.loop()
@@ -368,7 +369,7 @@ func (s *stream) endQueue() {
 }
 
 func (s *stream) Close() error {
-	if !s.d.refs.remove(s.ref) {
+	if !s.d.refs.Remove(s.ref) {
 		return nil
 	}
 	s.endQueue()

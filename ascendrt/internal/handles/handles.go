@@ -1,4 +1,5 @@
-package host
+// Package handles maps the words of command records to live handles.
+package handles
 
 import (
 	"sync"
@@ -6,10 +7,10 @@ import (
 	"github.com/sluice-serving/sluice/ascendrt"
 )
 
-// registry maps the words of command records to live handles. A word carries
-// the generation of its slot, so a closed handle is not mistaken for the one
-// that took its slot.
-type registry struct {
+// Registry holds the live handles of one device; the zero value is ready and
+// safe for concurrent use. A word carries the generation of its slot, so a
+// closed handle is not mistaken for the one that took its slot.
+type Registry struct {
 	mu    sync.RWMutex
 	slots []slot
 	free  []uint32
@@ -20,7 +21,8 @@ type slot struct {
 	v   any
 }
 
-func (r *registry) add(v any) ascendrt.Ref {
+// Add gives v a word.
+func (r *Registry) Add(v any) ascendrt.Ref {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var i uint32
@@ -35,8 +37,8 @@ func (r *registry) add(v any) ascendrt.Ref {
 	return ascendrt.Ref(uint64(r.slots[i].gen)<<32 | uint64(i+1))
 }
 
-// remove reports whether the handle was live.
-func (r *registry) remove(ref ascendrt.Ref) bool {
+// Remove closes a word and reports whether it was live.
+func (r *Registry) Remove(ref ascendrt.Ref) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	i := uint32(ref) - 1
@@ -49,7 +51,8 @@ func (r *registry) remove(ref ascendrt.Ref) bool {
 	return true
 }
 
-func lookup[T any](r *registry, ref ascendrt.Ref) (T, bool) {
+// Lookup gives the handle of a word; false if it was closed or is of another kind.
+func Lookup[T any](r *Registry, ref ascendrt.Ref) (T, bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	i := uint32(ref) - 1
