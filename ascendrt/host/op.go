@@ -9,7 +9,6 @@ import (
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/host/arith"
-	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
 	"github.com/sluice-serving/sluice/ascendrt/opspec"
 )
 

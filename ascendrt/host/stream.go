@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/sluice-serving/sluice/ascendrt"
-	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
 )
 
 // item is one thing a stream goroutine does, in order.
