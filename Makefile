@@ -1,10 +1,16 @@
 GO ?= go
 BIN := bin/sluice
 
-.PHONY: build test bench clean golden
+.PHONY: build run up test bench clean golden
 
 build: ## build the binary
 	$(GO) build -o $(BIN) ./cmd/sluice
+
+run: build ## the comparison of ordinary P/D with append-prefill, on a cluster of this machine
+	./$(BIN) bench --preset append-prefill-demo
+
+up: build ## a cluster that stays up until Ctrl-C
+	./$(BIN) up
 
 test: ## all tests
 	$(GO) test ./...
