@@ -316,7 +316,7 @@ func TestConfigErrors(t *testing.T) {
 	require.Error(t, err)
 	list, err := DecoderList([]string{"a:1", "b:1"}, []string{"2"})
 	require.NoError(t, err)
-	require.Equal(t, []Decoder{{"a:1", 2}, {"b:1", 2}}, list)
+	require.Equal(t, []Decoder{{Addr: "a:1", Ranks: 2}, {Addr: "b:1", Ranks: 2}}, list)
 	for _, sizes := range [][]string{{"1", "2", "3"}, {"0"}, {"x"}, {"2000"}} {
 		_, err = DecoderList([]string{"a:1", "b:1"}, sizes)
 		require.Error(t, err)

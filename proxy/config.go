@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"strconv"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 type Decoder struct {
 	Addr  string // host:port
 	Ranks int    // 0 means 1
+	Pool  string // name of its pool; empty means the default backend
 }
 
 // Config sets a Proxy. The zero value of every field but the instances means
@@ -36,9 +39,11 @@ type Config struct {
 	SessionTTL time.Duration
 	// MaxSessions bounds the owner table; 0 means 1,000,000.
 	MaxSessions int
-	// Backend says how a Decoder is asked for an attempt and how it refuses;
-	// the zero value means the preset "sluice".
+	// Backend says how a Decoder without a pool is asked for an attempt and how
+	// it refuses; the zero value means the preset "sluice".
 	Backend Backend
+	// Pools are the backends of the Decoders that name one.
+	Pools   map[string]Backend
 	Breaker route.BreakerConfig
 
 	// APIKey is sent to the backends as a bearer token; empty sends none.
@@ -95,7 +100,11 @@ func (c Config) withDefaults() Config {
 		c.Sources = route.DefaultSources()
 	}
 	if c.Backend.Name == "" {
-		c.Backend = Sluice()
+		b, err := Preset("sluice")
+		if err != nil { // a preset of our own
+			panic(err)
+		}
+		c.Backend = b
 	}
 	if c.MaxRetries == 0 {
 		c.MaxRetries = 3
@@ -149,6 +158,9 @@ func (c Config) Validate() error {
 		if d.Ranks < 0 {
 			errs = append(errs, fmt.Errorf("decoder %q: %d ranks", d.Addr, d.Ranks))
 		}
+		if _, ok := c.Pools[d.Pool]; !ok && d.Pool != "" {
+			errs = append(errs, fmt.Errorf("decoder %q: there is no pool %q", d.Addr, d.Pool))
+		}
 	}
 	for name, v := range map[string]int64{
 		"max retries": int64(c.MaxRetries), "max body": c.MaxBody, "max answer": c.MaxAnswer, "max header": int64(c.MaxHeader), "max sessions": int64(c.MaxSessions),
@@ -157,6 +169,17 @@ func (c Config) Validate() error {
 	} {
 		if v < 0 {
 			errs = append(errs, fmt.Errorf("%s is negative", name))
+		}
+	}
+	if c.Backend.Name != "" {
+		if err := c.Backend.Validate(); err != nil {
+			errs = append(errs, fmt.Errorf("backend: %w", err))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Pools)) {
+		b := c.Pools[name]
+		if err := b.Validate(); err != nil {
+			errs = append(errs, fmt.Errorf("pool %q: %w", name, err))
 		}
 	}
 	return errors.Join(errs...)

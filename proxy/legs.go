@@ -307,7 +307,7 @@ func upstream(leg route.Leg, status int, h http.Header, body []byte) *openai.Err
 
 // local makes the append-prefill attempt on the session's owner.
 func (x *exchange) local(d route.Decision) result {
-	b := &x.p.cfg.Backend
+	b := x.p.backend(d.Target.Decoder)
 	c := call{leg: route.LegLocal, id: x.id + "-local", target: d.Target, headers: b.Headers, limit: x.p.cfg.FirstTimeout}
 	if b.Params != nil {
 		c.edits = append(c.edits, splice.Set("kv_transfer_params", b.Params))
@@ -317,7 +317,14 @@ func (x *exchange) local(d route.Decision) result {
 	for _, key := range sortedKeys(b.Members) {
 		c.edits = append(c.edits, splice.Set(key, b.Members[key]))
 	}
-	res := x.answerFrom(c, relayMode{local: true})
+	mode := relayMode{local: b}
+	if asked := x.askUsage(); asked != nil {
+		// A hit is judged by its usage; the client does not see what it has not
+		// asked for.
+		c.edits = append(c.edits, splice.Set("stream_options", asked))
+		mode.dropUsage = true
+	}
+	res := x.answerFrom(c, mode)
 	label := "hit"
 	switch res.verdict {
 	case refused, failed:
@@ -331,6 +338,23 @@ func (x *exchange) local(d route.Decision) result {
 	}
 	x.p.metrics.attempts.WithLabelValues(label).Inc()
 	return res
+}
+
+// askUsage gives the stream options with which an attempt's stream also tells
+// its usage; nil when it does anyway or is no stream.
+func (x *exchange) askUsage() []byte {
+	if string(x.body.Raw("stream")) != "true" {
+		return nil
+	}
+	raw := x.body.Raw("stream_options")
+	if len(raw) == 0 || raw[0] != '{' {
+		return []byte(`{"include_usage":true}`)
+	}
+	o, err := splice.Parse(raw)
+	if err != nil || string(o.Raw("include_usage")) == "true" || string(o.Raw("continuous_usage_stats")) == "true" {
+		return nil
+	}
+	return o.Apply(nil, splice.Set("include_usage", []byte("true")))
 }
 
 // answerFrom sends a leg to a Decoder and relays its answer.
@@ -355,12 +379,13 @@ func (x *exchange) answerFrom(c call, mode relayMode) result {
 			if err != nil && x.gone() {
 				return result{verdict: gone}
 			}
-			if mode.local {
+			if mode.local != nil {
 				f := features{status: resp.StatusCode}
-				if o, err := splice.Parse(raw); err == nil {
+				o, err := splice.Parse(raw)
+				if err == nil {
 					f = inspect(o, resp.StatusCode)
 				}
-				if why, ok := x.p.cfg.Backend.refused(f); ok {
+				if why, ok := mode.local.refused(f, o); ok {
 					return result{verdict: refused, reason: "refused:" + why}
 				}
 			}
@@ -427,7 +452,7 @@ func (x *exchange) round() (res result, tried bool) {
 	if !okP || !okD {
 		return result{}, false
 	}
-	params, cached, res := x.prefill(addr)
+	params, cached, res := x.prefill(addr, target.Decoder)
 	if res.verdict != served {
 		if res.verdict == failed {
 			x.exclude(addr)
@@ -480,13 +505,21 @@ var (
 
 // prefill sends the prompt to a Prefiller: one token, not streamed, KV kept
 // for a Decoder. It gives the transfer parameters and the prompt tokens that
-// the Prefiller had cached.
-func (x *exchange) prefill(addr string) (params json.RawMessage, cached int, res result) {
+// the Prefiller had cached. The Decoder that will answer may want members of
+// its own in the leg.
+func (x *exchange) prefill(addr, decoder string) (params json.RawMessage, cached int, res result) {
 	x.legsP++
 	c := call{leg: route.LegPrefill, id: numbered(x.id, "p", x.legsP), target: route.Target{Decoder: addr}, limit: x.p.cfg.PrefillTimeout}
 	c.edits = []splice.Edit{
 		splice.Set("kv_transfer_params", remoteDecode), splice.Set("stream", jsonFalse), splice.Set("max_tokens", jsonOne), splice.Set("min_tokens", jsonOne),
-		splice.Replace("max_completion_tokens", jsonOne), splice.Delete("stream_options"), splice.Delete("cache_hit_threshold"),
+		splice.Replace("max_completion_tokens", jsonOne), splice.Delete("stream_options"),
+	}
+	extra := x.p.backend(decoder).PrefillMembers
+	for _, key := range sortedKeys(extra) {
+		c.edits = append(c.edits, splice.Set(key, extra[key]))
+	}
+	if extra["cache_hit_threshold"] == nil {
+		c.edits = append(c.edits, splice.Delete("cache_hit_threshold"))
 	}
 	x.line.Prefiller = addr
 	line := LegTrace{Leg: c.leg.String(), RequestID: c.id, Instance: addr}

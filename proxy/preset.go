@@ -2,23 +2,34 @@ package proxy
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/sluice-serving/sluice/internal/openai"
+	"github.com/sluice-serving/sluice/proxy/route"
 	"github.com/sluice-serving/sluice/proxy/splice"
 )
 
-// Backend says what a local attempt carries and what counts as its refusal.
+// Backend says how the Decoders of a pool are asked for a local attempt and
+// how they refuse it. A preset gives one by name; every part can be replaced.
 type Backend struct {
 	Name string
 	// Headers are set on local attempts.
 	Headers map[string]string
-	// Params are the members of kv_transfer_params on local attempts, as one JSON object.
+	// Params is the kv_transfer_params of local attempts; nil sends none.
 	Params json.RawMessage
 	// Members are top-level body members of local attempts.
 	Members map[string]json.RawMessage
+	// PrefillMembers are top-level body members of prefill legs.
+	PrefillMembers map[string]json.RawMessage
 	// Refusals are the rules that recognise a refusal; one that matches is enough.
 	// They apply only while no output was seen.
 	Refusals []RefusalRule
+	// Guard bounds local attempts on the pool's ranks.
+	Guard route.Guard
 }
 
 // RefusalRule matches an answer, or one event of it, when all its non-empty
@@ -29,52 +40,170 @@ type RefusalRule struct {
 	StopReason   string // equal, or with a ":" and a reason after it
 	ErrorType    string
 	ErrorCode    string
+	// Pointer is a JSON pointer into the body or event, and Equals the text or
+	// JSON that it must lead to; an empty Equals asks only that it leads somewhere.
+	Pointer string
+	Equals  string
+	// Empty asks for an answer that is finished without any output.
+	Empty bool
 }
 
-// Sluice is the preset for Sluice's own engine.
-func Sluice() Backend {
-	return Backend{
-		Name:    "sluice",
-		Headers: map[string]string{"Prefer": openai.PreferIfAvailable},
-		Params:  json.RawMessage(`{"decoder_append_prefill":true,"do_remote_prefill":false,"do_remote_decode":false}`),
-		Refusals: []RefusalRule{
-			{Status: 412, ErrorType: openai.TypeAppendPrefillMiss},
-			{StopReason: openai.TypeAppendPrefillMiss},
-			{FinishReason: openai.FinishCacheThreshold},
-		},
+// Presets are the names that Preset knows, in order.
+func Presets() []string {
+	return []string{"sluice", "vllm-ascend", "cache-threshold", "llm-d", "plain"}
+}
+
+// ErrPreset reports a name that is no preset.
+var ErrPreset = errors.New("unknown backend preset")
+
+// marker is the transfer parameters that mark a local attempt.
+var marker = json.RawMessage(`{"decoder_append_prefill":true,"do_remote_prefill":false,"do_remote_decode":false}`)
+
+// Preset gives the backend of that name.
+//
+//   - sluice: this project's engine, which answers a refusal with status 412, or
+//     in band.
+//   - vllm-ascend: the proposed append-prefill scheduler. The proposal names no
+//     wire form of a refusal, so the rules accept the forms that are likely:
+//     a stop reason, status 412, or an answer that stops without output.
+//   - cache-threshold: engines with a cache hit threshold per request.
+//   - llm-d: the same, where the Prefiller must be sent a threshold of zero.
+//   - plain: engines without the feature. They never refuse, so an attempt is
+//     made only when the resident prefix can be predicted.
+func Preset(name string) (Backend, error) {
+	foreign := route.Guard{MaxSuffixTokens: 4096, MaxAppendTokensInFlight: 8192, MaxLocalAttempts: 4}
+	threshold := map[string]json.RawMessage{"cache_hit_threshold": json.RawMessage("0.5")}
+	byThreshold := []RefusalRule{{FinishReason: openai.FinishCacheThreshold}}
+	switch name {
+	case "sluice":
+		return Backend{
+			Name: name, Headers: map[string]string{"Prefer": openai.PreferIfAvailable}, Params: marker,
+			Refusals: []RefusalRule{
+				{Status: 412, ErrorType: openai.TypeAppendPrefillMiss},
+				{StopReason: openai.TypeAppendPrefillMiss},
+				{FinishReason: openai.FinishCacheThreshold},
+			},
+		}, nil
+	case "vllm-ascend":
+		return Backend{
+			Name: name, Params: marker, Guard: foreign,
+			Refusals: []RefusalRule{
+				{StopReason: openai.TypeAppendPrefillMiss},
+				{ErrorType: openai.TypeAppendPrefillMiss},
+				{Status: 412},
+				{FinishReason: openai.FinishStop, Empty: true},
+				{FinishReason: openai.FinishAbort, Empty: true},
+			},
+		}, nil
+	case "cache-threshold":
+		return Backend{Name: name, Members: threshold, Refusals: byThreshold, Guard: foreign}, nil
+	case "llm-d":
+		return Backend{Name: name, Members: threshold, Refusals: byThreshold, Guard: foreign,
+			PrefillMembers: map[string]json.RawMessage{"cache_hit_threshold": json.RawMessage("0")}}, nil
+	case "plain":
+		foreign.MaxSuffixTokens, foreign.RequireResident = 2048, true
+		return Backend{Name: name, Guard: foreign}, nil
 	}
+	return Backend{}, fmt.Errorf("%w %q: give one of %s", ErrPreset, name, strings.Join(Presets(), ", "))
 }
 
-// matches reports whether an answer's features are those of the rule.
-func (r RefusalRule) matches(f features) bool {
+// Validate joins everything that is wrong with a backend.
+func (b *Backend) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if b.Params != nil {
+		if _, err := splice.Parse(b.Params); err != nil {
+			bad("params: %w", err)
+		}
+	}
+	for _, list := range []map[string]json.RawMessage{b.Members, b.PrefillMembers} {
+		for _, k := range slices.Sorted(maps.Keys(list)) {
+			if !json.Valid(list[k]) {
+				bad("member %q: not valid JSON", k)
+			}
+			if k == "kv_transfer_params" || k == "stream" {
+				bad("member %q is the proxy's own", k)
+			}
+		}
+	}
+	for _, k := range slices.Sorted(maps.Keys(b.Headers)) {
+		if !token(k) || strings.ContainsFunc(b.Headers[k], func(r rune) bool { return r < ' ' || r > '~' }) {
+			bad("header %q: not fit to be sent", k)
+		}
+	}
+	for i, r := range b.Refusals {
+		switch {
+		case r == RefusalRule{}:
+			bad("refusal rule %d is empty and would match everything", i+1)
+		case r == RefusalRule{Empty: true}, r == RefusalRule{Status: 200}:
+			bad("refusal rule %d would match every ordinary answer's start", i+1)
+		case r.Status != 0 && (r.Status < 200 || r.Status > 599):
+			bad("refusal rule %d: status %d", i+1, r.Status)
+		case r.Pointer != "" && r.Pointer[0] != '/':
+			bad("refusal rule %d: a JSON pointer starts with a slash", i+1)
+		case r.Equals != "" && r.Pointer == "":
+			bad("refusal rule %d: equals without a pointer", i+1)
+		}
+	}
+	g := b.Guard
+	if g.MaxSuffixTokens < 0 || g.MaxAppendTokensInFlight < 0 || g.MaxLocalAttempts < 0 || g.PaceTarget < 0 {
+		bad("a guard is negative")
+	}
+	return errors.Join(errs...)
+}
+
+// token reports whether s is a header's name.
+func token(s string) bool {
+	return s != "" && !strings.ContainsFunc(s, func(r rune) bool {
+		return r <= ' ' || r > '~' || strings.ContainsRune("()<>@,;:\\\"/[]?={}", r)
+	})
+}
+
+// matches reports whether an answer's features are those of the rule; body is
+// the checked JSON that they were read from, nil when it was none.
+func (r RefusalRule) matches(f features, body *splice.Object) bool {
 	if r == (RefusalRule{}) {
 		return false
 	}
-	stop := r.StopReason == "" || f.stopReason == r.StopReason ||
-		(len(f.stopReason) > len(r.StopReason) && f.stopReason[:len(r.StopReason)] == r.StopReason && f.stopReason[len(r.StopReason)] == ':')
+	stop := r.StopReason == "" || f.stopReason == r.StopReason || strings.HasPrefix(f.stopReason, r.StopReason+":")
 	return stop && (r.Status == 0 || r.Status == f.status) &&
 		(r.FinishReason == "" || r.FinishReason == f.finishReason) &&
 		(r.ErrorType == "" || r.ErrorType == f.errorType) &&
-		(r.ErrorCode == "" || r.ErrorCode == f.errorCode)
+		(r.ErrorCode == "" || r.ErrorCode == f.errorCode) &&
+		(!r.Empty || (!f.output && f.finishReason != "")) &&
+		(r.Pointer == "" || (body != nil && r.points(body.Source())))
+}
+
+func (r RefusalRule) points(body []byte) bool {
+	raw := splice.Pointer(body, r.Pointer)
+	if raw == nil || r.Equals == "" {
+		return raw != nil
+	}
+	if s, ok := splice.StringOf(raw); ok && s == r.Equals {
+		return true
+	}
+	return string(raw) == r.Equals
 }
 
 // refused reports whether an answer is a refusal, and why.
-func (b *Backend) refused(f features) (reason string, ok bool) {
+func (b *Backend) refused(f features, body *splice.Object) (reason string, ok bool) {
 	for _, rule := range b.Refusals {
-		if !rule.matches(f) {
+		if !rule.matches(f, body) {
 			continue
 		}
 		switch {
-		case f.errorCode != "":
-			reason = f.errorCode
-		case len(f.stopReason) > len(rule.StopReason) && rule.StopReason != "":
-			reason = f.stopReason[len(rule.StopReason)+1:]
+		case f.errorType == openai.TypeAppendPrefillMiss && f.errorCode != "":
+			reason = bounded(f.errorCode)
+		case rule.StopReason != "" && len(f.stopReason) > len(rule.StopReason):
+			reason = bounded(f.stopReason[len(rule.StopReason)+1:])
 		case f.finishReason == openai.FinishCacheThreshold:
 			reason = openai.FinishCacheThreshold
-		default:
+		case rule.StopReason != "":
 			reason = openai.MissNoPrefix
+		default:
+			reason = "other"
 		}
-		return bounded(reason), true
+		return reason, true
 	}
 	return "", false
 }
@@ -86,112 +215,4 @@ func bounded(reason string) string {
 		return reason
 	}
 	return "other"
-}
-
-// features are the parts of an answer, or of one event, that decisions read.
-type features struct {
-	status       int
-	output       bool // it carries output
-	choices      int  // number of choices; -1 when there is no choices member
-	finishReason string
-	stopReason   string
-	errorType    string
-	errorCode    string
-	isError      bool // it has an error member
-	prompt       int  // usage.prompt_tokens
-	completion   int  // usage.completion_tokens
-	cached       int
-	hasUsage     bool
-}
-
-// inspect reads the features of a checked body or event.
-func inspect(o *splice.Object, status int) features {
-	f := features{status: status, choices: -1}
-	if raw := o.Raw("choices"); len(raw) > 0 && raw[0] == '[' {
-		f.choices = 0
-		splice.Elements(raw, func(choice []byte) bool {
-			f.choices++
-			f.choice(choice)
-			return true
-		})
-	}
-	if raw := o.Raw("usage"); len(raw) > 0 && raw[0] == '{' {
-		f.hasUsage = true
-		f.prompt = intOf(splice.Field(raw, "prompt_tokens"))
-		f.completion = intOf(splice.Field(raw, "completion_tokens"))
-		f.cached = intOf(splice.Field(splice.Field(raw, "prompt_tokens_details"), "cached_tokens"))
-		f.output = f.output || f.completion > 0
-	}
-	if raw := o.Raw("error"); len(raw) > 0 && raw[0] != 'n' {
-		f.isError = true
-		f.errorType, _ = splice.StringOf(splice.Field(raw, "type"))
-		code := splice.Field(raw, "code")
-		if s, ok := splice.StringOf(code); ok {
-			f.errorCode = s
-		} else if len(code) > 0 && code[0] != 'n' {
-			f.errorCode = string(code)
-		}
-	}
-	return f
-}
-
-func (f *features) choice(raw []byte) {
-	members(raw, func(key, value []byte) {
-		switch string(key) {
-		case "text":
-			f.output = f.output || filled(value)
-		case "delta", "message":
-			members(value, func(key, value []byte) {
-				switch string(key) {
-				case "content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call", "audio":
-					f.output = f.output || filled(value)
-				}
-			})
-		case "token_ids":
-			f.output = f.output || filled(value)
-		case "finish_reason":
-			if s, ok := splice.StringOf(value); ok && f.finishReason == "" {
-				f.finishReason = s
-			}
-		case "stop_reason":
-			if s, ok := splice.StringOf(value); ok && f.stopReason == "" {
-				f.stopReason = s
-			}
-		}
-	})
-}
-
-// filled reports whether a value is more than null or an empty string, list or object.
-func filled(raw []byte) bool {
-	switch {
-	case len(raw) == 0 || raw[0] == 'n':
-		return false
-	case raw[0] == '"':
-		return len(raw) > 2
-	case raw[0] == '[' || raw[0] == '{':
-		for _, c := range raw[1 : len(raw)-1] {
-			if c > ' ' {
-				return true
-			}
-		}
-		return false
-	}
-	return true
-}
-
-func members(object []byte, visit func(key, value []byte)) { splice.Each(object, visit) }
-
-// intOf reads a checked JSON number that is a non-negative integer; 0 for anything else.
-func intOf(raw []byte) int {
-	if len(raw) == 0 || len(raw) > 15 {
-		return 0
-	}
-	n := 0
-	for _, c := range raw {
-		if c < '0' || c > '9' {
-			return 0
-		}
-		n = n*10 + int(c-'0')
-	}
-	return n
 }

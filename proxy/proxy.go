@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"strings"
@@ -22,8 +23,9 @@ type Proxy struct {
 	trace     *tracer
 	mux       *http.ServeMux
 
-	mu     sync.Mutex // guards router, closed
+	mu     sync.Mutex // guards router, pools, closed
 	router *route.Router
+	pools  map[string]*Backend // of the Decoders, by address
 	closed bool
 	turns  sync.WaitGroup // requests inside the handler
 
@@ -37,7 +39,7 @@ func New(cfg Config) (*Proxy, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	p := &Proxy{cfg: cfg}
+	p := &Proxy{cfg: cfg, pools: map[string]*Backend{}}
 	try := cfg.Unknown == UnknownTry || (cfg.Unknown == UnknownAuto && cfg.Placement == route.PlaceHash)
 	p.router = route.New(route.Config{
 		Append: cfg.Append, Placement: cfg.Placement, TryUnknown: try,
@@ -49,7 +51,7 @@ func New(cfg Config) (*Proxy, error) {
 		}
 	}
 	for _, d := range cfg.Decoders {
-		if err := p.router.AddDecoder(route.DecoderSpec{Name: d.Addr, Ranks: d.Ranks}); err != nil {
+		if err := p.addDecoder(d); err != nil {
 			return nil, err
 		}
 	}
@@ -75,6 +77,33 @@ func New(cfg Config) (*Proxy, error) {
 	_, p.stop = context.WithCancel(context.Background())
 	p.routes()
 	return p, nil
+}
+
+// addDecoder lets a Decoder join with the backend of its pool.
+func (p *Proxy) addDecoder(d Decoder) error {
+	b := &p.cfg.Backend
+	if d.Pool != "" {
+		pool, ok := p.cfg.Pools[d.Pool]
+		if !ok {
+			return fmt.Errorf("decoder %s: there is no pool %q", d.Addr, d.Pool)
+		}
+		b = &pool
+	}
+	if err := p.router.AddDecoder(route.DecoderSpec{Name: d.Addr, Ranks: d.Ranks, Guard: b.Guard}); err != nil {
+		return err
+	}
+	p.pools[d.Addr] = b
+	return nil
+}
+
+// backend is how the Decoder at that address is asked and refuses.
+func (p *Proxy) backend(addr string) *Backend {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if b := p.pools[addr]; b != nil {
+		return b
+	}
+	return &p.cfg.Backend
 }
 
 // Close ends the proxy's goroutines and connections; it waits for the requests

@@ -16,9 +16,10 @@ import (
 
 // relayMode says how an answer is treated on its way to the client.
 type relayMode struct {
-	local         bool // an attempt: it may be refused
-	rewriteCached bool // the client sees the Prefiller's cached tokens
+	local         *Backend // an attempt, and how it may be refused; nil otherwise
+	rewriteCached bool     // the client sees the Prefiller's cached tokens
 	cached        int
+	dropUsage     bool // the client has not asked for the usage of its stream
 }
 
 // relay carries one 200 answer of a Decoder to the client.
@@ -35,8 +36,9 @@ type relay struct {
 	finished   bool
 	object     splice.Object
 	edited     []byte
-	held       []byte // events before the first output
-	heldCount  int
+	paceFrom   time.Time // of the last output that the router knows of
+	paceEvents int       // outputs since then
+	held       []byte    // events before the first output
 }
 
 // maxHeld bounds the bytes that are held back before output is proven.
@@ -73,6 +75,23 @@ func (r *relay) begin() {
 	x.sending.drop()
 }
 
+// pace tells the router now and then how fast the stream comes.
+func (r *relay) pace(now time.Time) {
+	if r.paceFrom.IsZero() {
+		r.paceFrom = now
+		return
+	}
+	r.paceEvents++
+	took := now.Sub(r.paceFrom)
+	if r.paceEvents < 16 && took < 100*time.Millisecond {
+		return
+	}
+	r.x.p.mu.Lock()
+	r.x.p.router.Pace(now, r.c.target.Decoder, r.c.target.Rank, r.paceEvents, took)
+	r.x.p.mu.Unlock()
+	r.paceFrom, r.paceEvents = now, 0
+}
+
 // account takes what an answer says about itself into the turn's outcome.
 func (r *relay) account(f features) {
 	if !f.hasUsage {
@@ -103,7 +122,7 @@ func (r *relay) resident(params []byte) {
 // response id, the Prefiller's cached tokens, no transfer parameters.
 func (r *relay) rewrite(dst []byte, f features, usage bool) []byte {
 	x := r.x
-	var edits [3]splice.Edit
+	var edits [4]splice.Edit
 	n := 0
 	if raw := r.object.Raw("id"); len(raw) > 0 && raw[0] == '"' {
 		edits[n] = splice.Set("id", x.responseID())
@@ -112,6 +131,10 @@ func (r *relay) rewrite(dst []byte, f features, usage bool) []byte {
 	if raw := r.object.Raw("kv_transfer_params"); raw != nil {
 		r.resident(raw)
 		edits[n] = splice.Delete("kv_transfer_params")
+		n++
+	}
+	if r.mode.dropUsage && r.object.Has("usage") {
+		edits[n] = splice.Delete("usage")
 		n++
 	}
 	if usage && r.mode.rewriteCached && f.hasUsage {
@@ -200,8 +223,8 @@ func (r *relay) done(sent bool) result {
 // early decides about an answer or event that comes while nothing was sent:
 // a refusal, or an error.
 func (r *relay) early(f features) (result, bool) {
-	if r.mode.local && !f.output {
-		if why, ok := r.x.p.cfg.Backend.refused(f); ok {
+	if r.mode.local != nil && !f.output {
+		if why, ok := r.mode.local.refused(f, &r.object); ok {
 			return result{verdict: refused, reason: "refused:" + why}, true
 		}
 	}
@@ -328,6 +351,12 @@ func (r *relay) event(ev openai.Event, more bool) (res result, over bool) {
 	r.finished = r.finished || f.finishReason != ""
 	if f.output || f.finishReason != "" {
 		r.begin()
+	}
+	if f.output && f.choices > 0 {
+		r.pace(time.Now())
+	}
+	if r.mode.dropUsage && f.choices == 0 && f.hasUsage {
+		return result{}, false
 	}
 	data := r.rewrite(r.edited[:0], f, f.choices == 0)
 	r.edited = data

@@ -38,6 +38,9 @@ type Guard struct {
 	MaxAppendTokensInFlight int
 	// MaxLocalAttempts is the number of attempts under way per rank.
 	MaxLocalAttempts int
+	// PaceTarget is the time per output token of the rank's live streams above
+	// which nothing is attempted there.
+	PaceTarget time.Duration
 	// RequireResident attempts only when the resident prefix can be predicted,
 	// for engines that never refuse.
 	RequireResident bool
@@ -70,6 +73,32 @@ type rank struct {
 	suspect    bool   // the connection failed; the next answer tells whether it is the same life
 	blocked    bool   // local attempts stopped: it does not refuse
 	cold       []time.Time
+	pace       float64 // nanoseconds per output event of the live streams, a moving mean
+	paceAt     time.Time
+}
+
+// paceMaxAge is how long a rank's pace counts after its last stream event.
+const paceMaxAge = 2 * time.Second
+
+// slow reports whether the rank's live streams are slower than the target.
+func (k *rank) slow(now time.Time, target time.Duration) bool {
+	return target > 0 && now.Sub(k.paceAt) < paceMaxAge && k.pace > float64(target)
+}
+
+// Pace notes how far a live stream of a rank came: so many output events after
+// the last ones took so long.
+func (r *Router) Pace(now time.Time, name string, rk Rank, events int, took time.Duration) {
+	d, ok := r.decoderOf[name]
+	if !ok || int(rk) < 0 || int(rk) >= len(d.ranks) || events <= 0 {
+		return
+	}
+	k, per := &d.ranks[rk], float64(took)/float64(events)
+	if now.Sub(k.paceAt) >= paceMaxAge {
+		k.pace = per
+	} else {
+		k.pace += (per - k.pace) * min(float64(events)/32, 1)
+	}
+	k.paceAt = now
 }
 
 // Load is what an instance says about itself; the zero value says nothing.

@@ -23,8 +23,8 @@ type Config struct {
 	LoadMaxAge time.Duration
 	// ColdHits and ColdWindow stop local attempts on a rank that answered so
 	// many attempts within the window without any cached token although the
-	// prompt was longer than the guard's MaxSuffixTokens: it does not refuse.
-	// 0 means 3 and 60 s.
+	// prompt was longer than the guard's MaxSuffixTokens, or than 4096 tokens
+	// where the guard names none: it does not refuse. 0 means 3 and 60 s.
 	ColdHits   int
 	ColdWindow time.Duration
 	Breaker    BreakerConfig
@@ -189,7 +189,7 @@ func (r *Router) decide(now time.Time, t *Turn) Decision {
 		return Decision{Reason: ReasonPredictedMiss}
 	case guard.MaxSuffixTokens > 0 && suffix > guard.MaxSuffixTokens:
 		return Decision{Reason: ReasonSuffixTooLong}
-	case guard.MaxLocalAttempts > 0 && k.attempts >= guard.MaxLocalAttempts,
+	case guard.MaxLocalAttempts > 0 && k.attempts >= guard.MaxLocalAttempts, k.slow(now, guard.PaceTarget),
 		guard.MaxAppendTokensInFlight > 0 && k.appendToks > 0 && k.appendToks+int64(suffix) > int64(guard.MaxAppendTokensInFlight):
 		return Decision{Reason: ReasonBusy}
 	}

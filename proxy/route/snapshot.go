@@ -30,7 +30,8 @@ type RankState struct {
 	Generation     uint32
 	Engine         string
 	Suspect        bool
-	Blocked        bool // local attempts stopped: it does not refuse
+	Blocked        bool          // local attempts stopped: it does not refuse
+	Pace           time.Duration // per output event of the live streams; 0 without any
 	Reported       Load
 }
 
@@ -54,7 +55,7 @@ func (r *Router) Snapshot(now time.Time) Snapshot {
 			k := &d.ranks[i]
 			ds.Ranks = append(ds.Ranks, RankState{
 				InFlight: k.inFlight, Bytes: k.bytes, LocalAttempts: k.attempts, AppendTokens: k.appendToks, ResidentTokens: k.resident,
-				Generation: k.generation, Engine: k.engine, Suspect: k.suspect, Blocked: k.blocked, Reported: k.external,
+				Pace: k.paceNow(now), Generation: k.generation, Engine: k.engine, Suspect: k.suspect, Blocked: k.blocked, Reported: k.external,
 			})
 		}
 		s.Decoders = append(s.Decoders, ds)
@@ -79,4 +80,11 @@ func (r *Router) Owner(key SessionKey) (t Target, state string, ok bool) {
 		return Target{}, "", false
 	}
 	return Target{Decoder: d.spec.Name, Rank: row.rank, Ranks: len(d.ranks)}, row.state.String(), true
+}
+
+func (k *rank) paceNow(now time.Time) time.Duration {
+	if now.Sub(k.paceAt) >= paceMaxAge {
+		return 0
+	}
+	return time.Duration(k.pace)
 }

@@ -84,8 +84,7 @@ func (r *Router) releasePrefill(t *Turn) {
 }
 
 // Missed ends the local attempt of a turn without output: refused, failed, or
-// cut before any output. The turn goes on with P/D. A refusal for want of the
-// prefix also tells that nothing is resident.
+// cut before any output. The turn goes on with P/D.
 func (r *Router) Missed(t *Turn) {
 	if t.leg == LegLocal {
 		r.releaseRank(t)
@@ -257,7 +256,10 @@ func (r *Router) Finish(now time.Time, t *Turn, o Outcome) (stopped bool) {
 // it should have been refused.
 func (r *Router) cold(now time.Time, t *Turn, o Outcome) bool {
 	k, limit := &t.lastD.ranks[t.lastRank], t.lastD.spec.Guard.MaxSuffixTokens
-	if o.CachedTokens > 0 || limit == 0 || o.PromptTokens <= limit || k.blocked {
+	if limit == 0 {
+		limit = 4096
+	}
+	if o.CachedTokens > 0 || o.PromptTokens <= limit || k.blocked {
 		return false
 	}
 	keep := k.cold[:0]

@@ -3,6 +3,8 @@ package splice
 import (
 	"encoding/json"
 	"slices"
+	"strconv"
+	"strings"
 )
 
 // Object is a checked JSON object and the place of its members. It refers to
@@ -181,4 +183,48 @@ func Each(object []byte, visit func(key, value []byte)) {
 		visit(object[k.start+1:k.end-1], object[v.start:v.end])
 		return nil
 	})
+}
+
+// Pointer follows a JSON pointer (RFC 6901) through checked JSON and gives the
+// value as written; nil when it leads nowhere. The empty pointer is the whole.
+func Pointer(value []byte, pointer string) []byte {
+	for pointer != "" {
+		if pointer[0] != '/' {
+			return nil
+		}
+		step, rest := pointer[1:], ""
+		if i := strings.IndexByte(step, '/'); i >= 0 {
+			step, rest = step[:i], step[i:]
+		}
+		step = strings.ReplaceAll(strings.ReplaceAll(step, "~1", "/"), "~0", "~")
+		pointer = rest
+		s := scanner{src: value}
+		switch s.peek() {
+		case '{':
+			value = Field(value, step)
+		case '[':
+			n, err := strconv.ParseUint(step, 10, 31)
+			if err != nil || strconv.FormatUint(n, 10) != step {
+				return nil
+			}
+			value = element(value, int(n))
+		default:
+			return nil
+		}
+		if value == nil {
+			return nil
+		}
+	}
+	return value
+}
+
+func element(array []byte, n int) (found []byte) {
+	Elements(array, func(raw []byte) bool {
+		if n == 0 {
+			found = raw
+		}
+		n--
+		return n >= 0
+	})
+	return found
 }

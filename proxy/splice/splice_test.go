@@ -96,6 +96,16 @@ func TestLookups(t *testing.T) {
 	require.Equal(t, []string{"s", "n", "list"}, keys)
 }
 
+func TestPointer(t *testing.T) {
+	doc := []byte(`{"a":[{"b":1},[2,"x"]],"m~n":{"s/t":true},"":0}`)
+	for p, want := range map[string]string{
+		"": string(doc), "/a/0/b": "1", "/a/1/1": `"x"`, "/m~0n/s~1t": "true", "/": "0",
+		"/a/2": "", "/a/01": "", "/a/-": "", "/zz": "", "/a/0/b/c": "", "a": "",
+	} {
+		require.Equal(t, want, string(Pointer(doc, p)), p)
+	}
+}
+
 // jsonValue draws the text of a JSON value with odd spacing and number spellings.
 func jsonValue(depth int) *rapid.Generator[string] {
 	return rapid.Custom(func(t *rapid.T) string {
