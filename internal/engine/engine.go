@@ -133,7 +133,11 @@ func newRank(ctx context.Context, cfg Config, index int, base string, weights mo
 	if r.exec, err = executor.New(ctx, dev, shape, weights); err != nil {
 		return nil, err
 	}
-	r.closers = append(r.closers, r.exec.Close)
+	r.closers = append(r.closers, func() {
+		if err := r.exec.Close(); err != nil {
+			r.log.Warn("executor did not close", "error", err)
+		}
+	})
 	caching := kvcache.CachingOn
 	if cfg.NoPrefix {
 		caching = kvcache.CachingOff

@@ -224,7 +224,7 @@ func (r *rank) plan(ctx context.Context) (bool, error) {
 	if err := r.noise(ctx, p); err != nil {
 		return false, err
 	}
-	step, err := r.exec.Submit(p)
+	step, err := r.exec.Submit(ctx, p)
 	if err != nil {
 		return false, fmt.Errorf("rank %d: submit step %d: %w", r.index, p.Seq, err)
 	}

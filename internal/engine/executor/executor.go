@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"unsafe"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/graphs"
+	"github.com/sluice-serving/sluice/graphs/replay"
 	"github.com/sluice-serving/sluice/internal/engine/model"
-	"github.com/sluice-serving/sluice/kvcache"
 	"github.com/sluice-serving/sluice/scheduler"
 )
 
@@ -27,19 +26,25 @@ type Executor struct {
 	w       deviceWeights
 	kv      []layerKV
 	act     activations
-	meta    metadata
-	cells   ascendrt.Tensor // last sampled token of each running request
+	static  *replay.Static
+	cells   ascendrt.Tensor // [2·MaxSeqs] last sampled token of each running request
 	free    []int32         // cells that nobody holds
-	images  []image
-	next    int // image of the next step
-	seqs    []seq
+	outputs []output        // one per step in flight
+	next    int             // output of the next step
+	seqs    []seq           // by slot
 
 	dispatch *graphs.Dispatcher
-	graphs   []captured // by KeyID
+	set      *replay.Set
 
-	cmd         ascendrt.Commands
-	to, from    []ascendrt.View
-	hostLengths []int64 // nil unless attention wants lengths as values
+	rows     replay.Batch // scratch
+	to, from []ascendrt.View
+}
+
+// output is where the tokens of a step in flight arrive.
+type output struct {
+	buf    ascendrt.HostBuffer
+	tokens []int32
+	busy   bool
 }
 
 // New loads the weights onto the device, allocates everything that a step
@@ -60,82 +65,82 @@ func New(ctx context.Context, dev ascendrt.Device, c Config, w model.Weights) (_
 		return nil, err
 	}
 	for _, k := range e.dispatch.Keys() {
-		e.maxTokens = max(e.maxTokens, int(k.Tokens))
-		e.maxReqs = max(e.maxReqs, int(k.Reqs))
+		e.maxTokens, e.maxReqs = max(e.maxTokens, int(k.Tokens)), max(e.maxReqs, int(k.Reqs))
 	}
-	if dev.Caps().HostLengths {
-		e.hostLengths = make([]int64, e.maxReqs)
-	}
-	defer func() {
-		if err != nil {
-			e.Close()
-		}
-	}()
 	if e.stream, err = dev.NewStream(ascendrt.StreamOptions{Role: "steps"}); err != nil {
 		return nil, fmt.Errorf("executor stream: %w", err)
 	}
-	if e.ops, err = e.planOps(); err != nil {
-		return nil, err
-	}
-	if e.w, err = e.loadWeights(ctx, w); err != nil {
-		return nil, fmt.Errorf("load weights: %w", err)
-	}
-	if e.kv, err = e.allocKV(ctx); err != nil {
-		return nil, err
-	}
-	if e.act, err = e.allocActivations(); err != nil {
-		return nil, fmt.Errorf("activations: %w", err)
-	}
-	if e.meta, err = e.allocMeta(); err != nil {
-		return nil, fmt.Errorf("metadata: %w", err)
-	}
-	if err = e.allocCells(); err != nil {
-		return nil, err
-	}
-	if err = e.allocImages(); err != nil {
-		return nil, err
-	}
-	if err = e.capture(ctx); err != nil {
-		return nil, err
+	if err := e.build(ctx, w); err != nil {
+		return nil, errors.Join(err, e.Close())
 	}
 	return e, nil
+}
+
+func (e *Executor) build(ctx context.Context, w model.Weights) (err error) {
+	if e.ops, err = e.planOps(); err != nil {
+		return err
+	}
+	if e.w, err = e.loadWeights(ctx, w); err != nil {
+		return fmt.Errorf("load weights: %w", err)
+	}
+	if e.kv, err = e.allocKV(ctx); err != nil {
+		return err
+	}
+	if e.act, err = e.allocActivations(); err != nil {
+		return fmt.Errorf("activations: %w", err)
+	}
+	e.static, err = replay.NewStatic(e.dev, replay.StaticConfig{
+		MaxTokens: e.maxTokens, MaxReqs: e.maxReqs, TableWidth: e.c.tableWidth(), InFlight: e.c.InFlight,
+	})
+	if err != nil {
+		return err
+	}
+	if err := e.allocTokens(); err != nil {
+		return fmt.Errorf("token buffers: %w", err)
+	}
+	e.set, err = replay.New(e.dev, replay.Config{
+		Dispatcher: e.dispatch, Program: program{e}, Stream: e.stream,
+		ResultType: ascendrt.Int32, ResultWidth: 1, ResultSlots: e.c.InFlight,
+		MaxTokens: e.maxTokens, MaxReqs: e.maxReqs, Workspace: e.ops.workspace, OnExhausted: replay.KeepSmaller,
+	})
+	if err != nil {
+		return err
+	}
+	return e.set.Capture(ctx)
 }
 
 // Dispatcher is the one whose graphs the executor has; the scheduler's plans
 // choose from it.
 func (e *Executor) Dispatcher() *graphs.Dispatcher { return e.dispatch }
 
-// Graphs is the number of captured graphs.
-func (e *Executor) Graphs() int {
-	n := 0
-	for _, g := range e.graphs {
-		n += len(g.segments)
-	}
-	return n
-}
+// Graphs is the number of keys with captured graphs.
+func (e *Executor) Graphs() int { return e.set.Captured() }
 
 // Close waits for the submitted steps and releases everything. The regions are
 // invalid from then on. It may be called twice.
-func (e *Executor) Close() {
+func (e *Executor) Close() error {
 	if e.stream == nil {
-		return
+		return nil
 	}
-	for _, g := range e.graphs {
-		g.close()
+	var errs []error
+	if e.set != nil {
+		errs = append(errs, e.set.Close())
 	}
-	_ = e.stream.Close() // waits for what was submitted; a lost device has nothing to wait for
-	e.ops.close()
+	errs = append(errs, e.stream.Close())
+	if e.static != nil {
+		errs = append(errs, e.static.Close())
+	}
+	errs = append(errs, e.ops.close())
 	for _, b := range e.buffers {
-		_ = b.FreeAfter(ascendrt.Point{})
+		errs = append(errs, b.FreeAfter(ascendrt.Point{}))
 	}
-	for _, img := range e.images {
-		for _, b := range []ascendrt.HostBuffer{img.meta, img.sampled} {
-			if b != nil {
-				_ = b.FreeAfter(ascendrt.Point{})
-			}
+	for _, o := range e.outputs {
+		if o.buf != nil {
+			errs = append(errs, o.buf.FreeAfter(ascendrt.Point{}))
 		}
 	}
-	e.stream, e.graphs, e.buffers, e.images = nil, nil, nil, nil
+	e.stream, e.buffers, e.outputs = nil, nil, nil
+	return errors.Join(errs...)
 }
 
 func (e *Executor) alloc(bytes int) (ascendrt.Buffer, error) {
@@ -147,46 +152,27 @@ func (e *Executor) alloc(bytes int) (ascendrt.Buffer, error) {
 	return b, nil
 }
 
-func (e *Executor) allocCells() error {
-	n := e.c.MaxSeqs * 2
+// allocTokens makes the places of sampled tokens: on the device for the next
+// step, pinned for the host.
+func (e *Executor) allocTokens() error {
+	n := e.c.MaxSeqs * 2 // a request that left may have one for as long as its last step runs
 	buf, err := e.alloc(4 * n)
 	if err != nil {
-		return fmt.Errorf("token cells: %w", err)
+		return err
 	}
 	e.cells = ascendrt.NewTensor(buf.View(), ascendrt.Int32, n)
 	for i := range n {
 		e.free = append(e.free, int32(n-1-i))
 	}
-	return nil
-}
-
-func (e *Executor) allocImages() error {
-	e.images = make([]image, e.c.InFlight)
-	for i := range e.images {
-		img := &e.images[i]
-		var err error
-		if img.meta, err = e.dev.AllocHost(4 * e.meta.words); err != nil {
-			return fmt.Errorf("pinned metadata: %w", err)
+	e.outputs = make([]output, e.c.InFlight)
+	for i := range e.outputs {
+		o := &e.outputs[i]
+		if o.buf, err = e.dev.AllocHost(4 * e.maxReqs); err != nil {
+			return err
 		}
-		if img.sampled, err = e.dev.AllocHost(4 * e.maxReqs); err != nil {
-			return fmt.Errorf("pinned tokens: %w", err)
-		}
-		img.words, img.tokens = intWords(img.meta.Bytes()), intWords(img.sampled.Bytes())
+		o.tokens = intWords(o.buf.Bytes())
 	}
 	return nil
-}
-
-func (e *Executor) submitAndWait(ctx context.Context) error {
-	p, _, err := e.stream.Submit(&e.cmd)
-	if err != nil {
-		return err
-	}
-	return p.Wait(ctx)
-}
-
-// asWords views block ids as the int32 values that they are.
-func asWords(b []kvcache.BlockID) []int32 {
-	return unsafe.Slice((*int32)(unsafe.SliceData(b)), len(b))
 }
 
 // ErrTooManySteps reports a submission beyond Config.InFlight.

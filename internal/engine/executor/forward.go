@@ -1,89 +1,72 @@
 package executor
 
-import "github.com/sluice-serving/sluice/ascendrt"
+import (
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/graphs/replay"
+)
 
 // activations are the buffers between the operations of a step, sized for the
-// largest one.
+// largest one. t is tokens, r rows.
 type activations struct {
-	hidden, x, qkv, attended, y, gateUp, ffn, last, logits, sampled ascendrt.Tensor
-
-	workspace ascendrt.View
+	hidden   ascendrt.Tensor // [t,H] the residual stream
+	x        ascendrt.Tensor // [t,H] normalised
+	qkv      ascendrt.Tensor // [t,Q+2KV] queries, keys and values side by side
+	attended ascendrt.Tensor // [t,Q]
+	y        ascendrt.Tensor // [t,H] what a half layer adds
+	gateUp   ascendrt.Tensor // [t,2F]
+	ffn      ascendrt.Tensor // [t,F]
+	last     ascendrt.Tensor // [r,H] the last token of each row
+	logits   ascendrt.Tensor // [r,V]
 }
 
 func (e *Executor) allocActivations() (activations, error) {
 	c := e.c.Model
 	var a activations
-	var failed error
-	tensor := func(t ascendrt.DType, dims ...int) ascendrt.Tensor {
-		n := t.Size()
-		for _, d := range dims {
-			n *= d
-		}
-		buf, err := e.alloc(n)
-		if err != nil {
-			failed = err
-			return ascendrt.Tensor{}
-		}
-		return ascendrt.NewTensor(buf.View(), t, dims...)
-	}
 	t, r := e.maxTokens, e.maxReqs
-	a.hidden = tensor(ascendrt.Float32, t, c.Hidden)
-	a.x = tensor(ascendrt.Float32, t, c.Hidden)
-	a.qkv = tensor(ascendrt.Float32, t, c.QWidth()+2*c.KVWidth())
-	a.attended = tensor(ascendrt.Float32, t, c.QWidth())
-	a.y = tensor(ascendrt.Float32, t, c.Hidden)
-	a.gateUp = tensor(ascendrt.Float32, t, 2*c.FFN)
-	a.ffn = tensor(ascendrt.Float32, t, c.FFN)
-	a.last = tensor(ascendrt.Float32, r, c.Hidden)
-	a.logits = tensor(ascendrt.Float32, r, c.Vocab)
-	a.sampled = tensor(ascendrt.Int32, r)
-	if e.ops.workspace > 0 && failed == nil {
-		buf, err := e.alloc(e.ops.workspace)
+	for _, x := range []struct {
+		dst         *ascendrt.Tensor
+		rows, width int
+	}{
+		{&a.hidden, t, c.Hidden}, {&a.x, t, c.Hidden}, {&a.qkv, t, c.QWidth() + 2*c.KVWidth()}, {&a.attended, t, c.QWidth()},
+		{&a.y, t, c.Hidden}, {&a.gateUp, t, 2 * c.FFN}, {&a.ffn, t, c.FFN}, {&a.last, r, c.Hidden}, {&a.logits, r, c.Vocab},
+	} {
+		buf, err := e.alloc(4 * x.rows * x.width)
 		if err != nil {
 			return a, err
 		}
-		a.workspace = buf.View()
+		*x.dst = ascendrt.NewTensor(buf.View(), ascendrt.Float32, x.rows, x.width)
 	}
-	return a, failed
+	return a, nil
 }
 
-// pass records parts of the forward pass over t token rows and r request rows.
+// pass records the parts of the forward pass that depend on the number of
+// tokens alone.
 type pass struct {
-	e    *Executor
-	c    *ascendrt.Commands
-	t, r int
+	e *Executor
+	p *replay.Pass
+	t int
 }
 
-func (p pass) op(o ascendrt.Op, args ...ascendrt.Tensor) ascendrt.OpRef {
-	return p.c.Op(o, p.e.act.workspace, args...)
+func (p pass) op(o ascendrt.Op, args ...ascendrt.Tensor) {
+	p.p.Commands().Op(o, p.p.Workspace(), args...)
 }
 
 // begin embeds the tokens and prepares the input of the first layer.
 func (p pass) begin() {
-	e, a, m := p.e, &p.e.act, &p.e.meta
-	p.op(e.ops.embed, m.ids.First(p.t), e.w.embed, a.hidden.First(p.t))
+	e, a := p.e, &p.e.act
+	p.op(e.ops.embed, e.static.IDs.First(p.t), e.w.embed, a.hidden.First(p.t))
 	p.op(e.ops.norm, a.hidden.First(p.t), e.w.layers[0].inNorm, a.x.First(p.t))
 }
 
 // project makes the queries, keys and values of a layer and writes the cache.
 func (p pass) project(l int) {
-	e, a, m, w := p.e, &p.e.act, &p.e.meta, &p.e.w.layers[l]
-	q, k, v := p.heads()
+	e, a, w := p.e, &p.e.act, &p.e.w.layers[l]
+	q, k, v := e.heads(p.t)
 	p.op(e.ops.qkv, a.x.First(p.t), w.qkv, a.qkv.First(p.t))
 	p.op(e.ops.qNorm, q, w.qNorm, q)
 	p.op(e.ops.kNorm, k, w.kNorm, k)
-	p.op(e.ops.rope, q, k, m.positions.First(p.t), e.w.rope)
-	p.op(e.ops.scatter, k, v, m.slots.First(p.t), e.kv[l].k, e.kv[l].v)
-}
-
-// attend reads the cache of a layer.
-func (p pass) attend(l int) ascendrt.OpRef {
-	e, a, m := p.e, &p.e.act, &p.e.meta
-	q, _, _ := p.heads()
-	if e.hostLengths != nil {
-		p.c.SlotValues(0, e.hostLengths[:p.r]...)
-	}
-	return p.op(e.ops.attn, q, e.kv[l].k, e.kv[l].v, m.table.First(p.r), m.starts.First(p.r+1), m.lens.First(p.r), a.attended.First(p.t))
+	p.op(e.ops.rope, q, k, e.static.Positions.First(p.t), e.w.rope)
+	p.op(e.ops.scatter, k, v, e.static.Slots.First(p.t), e.kv[l].k, e.kv[l].v)
 }
 
 // finish runs the rest of a layer and prepares the input of what follows.
@@ -102,30 +85,34 @@ func (p pass) finish(l int) {
 	p.op(e.ops.addNorm, y, h, next, x)
 }
 
-// sample takes the most likely token of every request row.
-func (p pass) sample() {
-	e, a, m := p.e, &p.e.act, &p.e.meta
-	last, logits := a.last.First(p.r), a.logits.First(p.r)
-	p.op(e.ops.gather, a.x.First(p.t), m.rows.First(p.r), last)
-	p.op(e.ops.head, last, e.w.head, logits)
-	p.op(e.ops.argmax, logits, a.sampled.First(p.r))
+// attend reads the cache of a layer for t tokens.
+func attend(e *Executor, p *replay.Pass, l, t int) error {
+	q, _, _ := e.heads(t)
+	r, s := p.Shape().Reqs, e.static
+	p.Attention(e.ops.attn, q, e.kv[l].k, e.kv[l].v, s.Table.First(r), s.Starts.First(r+1), s.Lens.First(r), e.act.attended.First(t))
+	return nil
 }
 
-// whole records the forward pass without a break and names its attention calls.
-func (p pass) whole() (attn []ascendrt.OpRef) {
-	p.begin()
-	for l := range p.e.w.layers {
-		p.project(l)
-		attn = append(attn, p.attend(l))
-		p.finish(l)
-	}
-	p.sample()
-	return attn
+// sample takes the most likely token of every row.
+func sample(e *Executor, p *replay.Pass, t int) error {
+	r := p.Shape().Reqs
+	last, logits := e.act.last.First(r), e.act.logits.First(r)
+	op := func(o ascendrt.Op, args ...ascendrt.Tensor) { p.Commands().Op(o, p.Workspace(), args...) }
+	op(e.ops.gather, e.act.x.First(t), e.static.Rows.First(r), last)
+	op(e.ops.head, last, e.w.head, logits)
+	op(e.ops.argmax, logits, vector(p.Result(), r))
+	return nil
+}
+
+// vector is the first n elements of an Int32 tensor of width 1, without the
+// second dimension.
+func vector(t ascendrt.Tensor, n int) ascendrt.Tensor {
+	return ascendrt.NewTensor(t.View, ascendrt.Int32, n)
 }
 
 // heads are the columns of the fused projection.
-func (p pass) heads() (q, k, v ascendrt.Tensor) {
-	c := p.e.c.Model
-	qkv := p.e.act.qkv.First(p.t)
+func (e *Executor) heads(t int) (q, k, v ascendrt.Tensor) {
+	c := e.c.Model
+	qkv := e.act.qkv.First(t)
 	return qkv.Columns(0, c.QWidth()), qkv.Columns(c.QWidth(), c.KVWidth()), qkv.Columns(c.QWidth()+c.KVWidth(), c.KVWidth())
 }

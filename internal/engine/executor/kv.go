@@ -23,7 +23,7 @@ func (e *Executor) allocKV(ctx context.Context) ([]layerKV, error) {
 	c := e.c.Model
 	bytes := e.c.Blocks * e.c.BlockSize * c.KVWidth() * 4
 	kv := make([]layerKV, c.Layers)
-	e.cmd.Reset()
+	var cmd ascendrt.Commands
 	for l := range kv {
 		for _, t := range []struct {
 			tensor *ascendrt.Tensor
@@ -33,12 +33,16 @@ func (e *Executor) allocKV(ctx context.Context) ([]layerKV, error) {
 			if err != nil {
 				return nil, fmt.Errorf("kv cache of layer %d: %w", l, err)
 			}
-			e.cmd.Fill(buf.View(), 0)
+			cmd.Fill(buf.View(), 0)
 			*t.buf = buf
 			*t.tensor = ascendrt.NewTensor(buf.View(), ascendrt.Float32, e.c.Blocks, e.c.BlockSize, c.KVHeads, c.HeadDim)
 		}
 	}
-	return kv, e.submitAndWait(ctx)
+	p, _, err := e.stream.Submit(&cmd)
+	if err != nil {
+		return nil, err
+	}
+	return kv, p.Wait(ctx)
 }
 
 // regionBytes is the size of one block in one region.

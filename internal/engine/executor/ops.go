@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/sluice-serving/sluice/ascendrt"
@@ -57,8 +58,10 @@ func (e *Executor) planOps() (ops, error) {
 	return o, failed
 }
 
-func (o *ops) close() {
+func (o *ops) close() error {
+	var errs []error
 	for _, op := range o.all {
-		_ = op.Close() // only a closed device refuses, and then there is nothing left to release
+		errs = append(errs, op.Close())
 	}
+	return errors.Join(errs...)
 }

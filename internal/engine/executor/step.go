@@ -4,22 +4,23 @@ import (
 	"context"
 
 	"github.com/sluice-serving/sluice/ascendrt"
-	"github.com/sluice-serving/sluice/graphs"
+	"github.com/sluice-serving/sluice/graphs/replay"
 	"github.com/sluice-serving/sluice/kvcache"
 	"github.com/sluice-serving/sluice/scheduler"
 )
 
 // Step is a submitted step.
 type Step struct {
-	e      *Executor
-	img    *image
+	result replay.Result
+	out    *output
 	sample []uint8 // per row, valid until the plan is applied
 }
 
 // Submit takes up a plan: it forgets the requests that the plan names as gone,
 // follows the changes of the block tables and submits the rows. It does not
-// wait. A plan without rows gives a Step that is done at once.
-func (e *Executor) Submit(p *scheduler.Plan) (Step, error) {
+// wait, but for an earlier step where the runtime needs that to replace values.
+// A plan without rows gives a Step that is done at once.
+func (e *Executor) Submit(ctx context.Context, p *scheduler.Plan) (Step, error) {
 	e.forget(p.Finished)
 	e.forget(p.Preempted)
 	if p.Rows() == 0 {
@@ -28,74 +29,58 @@ func (e *Executor) Submit(p *scheduler.Plan) (Step, error) {
 	if err := e.follow(p); err != nil {
 		return Step{}, err
 	}
-	img := &e.images[e.next]
-	if img.busy {
+	out := &e.outputs[e.next]
+	if out.busy {
 		return Step{}, ErrTooManySteps
 	}
-	dec := p.Graph
-	t, r := int(p.Total), p.Rows()
-	if dec.Mode != graphs.None {
-		t = int(dec.PaddedTokens)
-	}
-	if dec.Mode == graphs.Full {
-		r = int(dec.PaddedReqs)
-	}
-	if t > e.maxTokens || r > e.maxReqs {
-		return Step{}, planError(p, -1, "%d tokens in %d rows exceed the step's %d and %d", t, r, e.maxTokens, e.maxReqs)
-	}
-	e.fill(img, p, t, r)
-
-	e.cmd.Reset()
-	m := &e.meta
-	head := 4 * (m.rowsAt + r)
-	e.cmd.Copy(m.buf.Slice(0, head), img.meta.Slice(0, head))
-	table := 4 * r * m.width
-	e.cmd.Copy(m.buf.Slice(4*m.tableAt, table), img.meta.Slice(4*m.tableAt, table))
-	e.feed(p)
-	if e.hostLengths != nil {
-		for i := range r {
-			e.hostLengths[i] = int64(img.words[m.lensAt+i])
-		}
-	}
-	if err := e.run(dec, t, r); err != nil {
-		return Step{}, err
-	}
-	e.keep(p)
-	e.cmd.Copy(img.sampled.Slice(0, 4*p.Rows()), e.act.sampled.First(p.Rows()).View.Slice(0, 4*p.Rows()))
-	point, _, err := e.stream.Submit(&e.cmd)
+	staged, err := e.static.Stage(e.batch(p), p.Graph)
 	if err != nil {
 		return Step{}, err
 	}
-	img.point, img.busy = point, true
-	e.next = (e.next + 1) % len(e.images)
-	return Step{e: e, img: img, sample: p.Samples}, nil
+	result, err := e.set.Launch(ctx, replay.Step{
+		Decision: p.Graph, Verdicts: p.Verdicts, Lengths: staged.Lengths,
+		Inputs: func(c *ascendrt.Commands) {
+			staged.Upload(c)
+			e.feed(c, p)
+		},
+		After: func(c *ascendrt.Commands, sampled ascendrt.Tensor) {
+			e.keep(c, p, sampled)
+			c.Copy(out.buf.Slice(0, 4*p.Rows()), sampled.View.Slice(0, 4*p.Rows()))
+		},
+	})
+	if err != nil {
+		return Step{}, err
+	}
+	staged.Submitted(result.Point)
+	out.busy = true
+	e.next = (e.next + 1) % len(e.outputs)
+	return Step{result: result, out: out, sample: p.Samples}, nil
 }
 
 // Wait blocks until the step has run and appends the tokens of the rows that
 // sample, in the order of the rows. Steps are waited for in the order of their
 // submission, each once, and before their plan is applied.
 func (s Step) Wait(ctx context.Context, dst []scheduler.Token) ([]scheduler.Token, error) {
-	if s.img == nil {
+	if s.out == nil {
 		return dst, nil
 	}
-	err := s.img.point.Wait(ctx)
-	if err != nil {
+	if err := s.result.Point.Wait(ctx); err != nil {
 		return dst, err
 	}
-	s.img.busy = false
+	s.out.busy = false
 	for i, yields := range s.sample {
 		if yields != 0 {
-			dst = append(dst, scheduler.Token(s.img.tokens[i]))
+			dst = append(dst, scheduler.Token(s.out.tokens[i]))
 		}
 	}
-	return dst, nil
+	return dst, s.result.Release()
 }
 
 // Idle reports whether the step had no rows.
-func (s Step) Idle() bool { return s.img == nil }
+func (s Step) Idle() bool { return s.out == nil }
 
 // Done tells without blocking whether the step has run.
-func (s Step) Done() bool { return s.img == nil || s.img.point.Done() }
+func (s Step) Done() bool { return s.out == nil || s.result.Point.Done() }
 
 // Blocks is the block table of a request as the last plan left it; empty if the
 // request has not run.
@@ -178,21 +163,21 @@ func (e *Executor) follow(p *scheduler.Plan) error {
 }
 
 // feed puts tokens that an earlier step samples into the inputs of this one.
-func (e *Executor) feed(p *scheduler.Plan) {
+func (e *Executor) feed(c *ascendrt.Commands, p *scheduler.Plan) {
 	e.to, e.from = e.to[:0], e.from[:0]
 	for i, id := range p.Requests {
 		for j, tok := range p.Input(i) {
 			if tok == scheduler.Unknown {
-				e.to = append(e.to, word(e.meta.ids, int(p.InputsAt[i])+j))
+				e.to = append(e.to, word(e.static.IDs, int(p.InputsAt[i])+j))
 				e.from = append(e.from, word(e.cells, int(e.seqs[id.Slot()].cell)))
 			}
 		}
 	}
-	e.copyWords()
+	e.copyWords(c)
 }
 
 // keep stores the sampled tokens in their requests' cells.
-func (e *Executor) keep(p *scheduler.Plan) {
+func (e *Executor) keep(c *ascendrt.Commands, p *scheduler.Plan, sampled ascendrt.Tensor) {
 	if e.c.InFlight < 2 {
 		return // the host knows every token before it plans the next step
 	}
@@ -200,20 +185,20 @@ func (e *Executor) keep(p *scheduler.Plan) {
 	for i, id := range p.Requests {
 		if p.Samples[i] != 0 {
 			e.to = append(e.to, word(e.cells, int(e.seqs[id.Slot()].cell)))
-			e.from = append(e.from, word(e.act.sampled, i))
+			e.from = append(e.from, word(sampled, i))
 		}
 	}
-	e.copyWords()
+	e.copyWords(c)
 }
 
-func (e *Executor) copyWords() {
+func (e *Executor) copyWords(c *ascendrt.Commands) {
 	switch {
 	case len(e.to) == 0:
 	case e.dev.Caps().BatchCopy:
-		e.cmd.CopyBatch(e.to, e.from)
+		c.CopyBatch(e.to, e.from)
 	default:
 		for i := range e.to {
-			e.cmd.Copy(e.to[i], e.from[i])
+			c.Copy(e.to[i], e.from[i])
 		}
 	}
 }
