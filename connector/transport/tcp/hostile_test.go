@@ -237,7 +237,7 @@ func (s stall) Write(p []byte) (int, error) {
 func TestHalfOpenConnection(t *testing.T) {
 	var left atomic.Int64
 	left.Store(500_000)
-	x, y, segs, c, _, _ := twoSides(t, Config{StallTimeout: 300 * time.Millisecond, DialTimeout: 2 * time.Second}, Config{WrapConn: func(c net.Conn) net.Conn { return stall{c, &left} }})
+	x, y, segs, c, _, _ := twoSides(t, Config{StallTimeout: 300 * time.Millisecond, DialTimeout: 500 * time.Millisecond}, Config{WrapConn: func(c net.Conn) net.Conn { return stall{c, &left} }})
 	p, err := x.Connect(t.Context(), y.Address())
 	require.NoError(t, err)
 	begin := time.Now()
