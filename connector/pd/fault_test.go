@@ -55,7 +55,6 @@ func gated(g *gate) option {
 
 // failedLoad expects a load that fails as a whole, and returns the cause.
 func (e *engine) failedLoad(id connector.RequestID) error {
-	e.t.Helper()
 	ev := e.next()
 	require.Equal(e.t, connector.Failed, ev.Kind)
 	require.Equal(e.t, id, ev.Request)
@@ -68,7 +67,6 @@ func (e *engine) failedLoad(id connector.RequestID) error {
 }
 
 func (e *engine) load(r *connector.Request, first int) {
-	e.t.Helper()
 	e.s.Added(r)
 	e.s.Allocated(r, connector.Tables{blockRange(first, ceilDiv(r.Prompt, testBlockSize))}, 0, r.Prompt)
 	e.flush()

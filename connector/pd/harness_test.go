@@ -3,6 +3,7 @@ package pd
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"testing"
 	"time"
 
@@ -13,7 +14,13 @@ import (
 	"github.com/sluice-serving/sluice/kvcache"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) != "" {
+		child()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // hostRegion is KV on the heap.
 type hostRegion []byte
@@ -41,7 +48,7 @@ func testLayout(groups int) connector.Layout {
 
 // engine is both sides of one connector with memory, without a scheduler.
 type engine struct {
-	t       *testing.T
+	t       require.TestingT
 	w       *Worker
 	s       *Scheduler
 	regions []connector.Region
@@ -53,6 +60,12 @@ type option func(*WorkerConfig, *SchedulerConfig, *connector.Layout)
 
 func newEngine(t *testing.T, id string, role Role, seed uint64, opts ...option) *engine {
 	t.Helper()
+	e := startEngine(t, id, role, seed, opts...)
+	t.Cleanup(func() { require.NoError(t, e.w.Close()) })
+	return e
+}
+
+func startEngine(t require.TestingT, id string, role Role, seed uint64, opts ...option) *engine {
 	wc := WorkerConfig{EngineID: id, Lease: 5 * time.Second, Call: 2 * time.Second}
 	sc := SchedulerConfig{Role: role, BlockSize: testBlockSize, Lease: 5 * time.Second, Load: 20 * time.Second}
 	layout := testLayout(1)
@@ -63,7 +76,6 @@ func newEngine(t *testing.T, id string, role Role, seed uint64, opts ...option) 
 	var err error
 	e.w, err = NewWorker(wc)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, e.w.Close()) })
 	sc.Self = e.w.Endpoint()
 	sc.Key[0] = byte(seed)
 	e.s, err = NewScheduler(sc)
@@ -90,14 +102,12 @@ func (e *engine) block(region int, b kvcache.BlockID) []byte {
 
 // flush hands the scheduler's ops to the worker, as an engine does after Plan.
 func (e *engine) flush() {
-	e.t.Helper()
 	e.step++
 	require.NoError(e.t, e.w.Submit(e.s.Ops(e.step, nil)...))
 }
 
 // next waits for the next event and tells the scheduler's side.
 func (e *engine) next() connector.Event {
-	e.t.Helper()
 	select {
 	case ev := <-e.w.Events():
 		e.s.Completed(ev)
@@ -110,7 +120,6 @@ func (e *engine) next() connector.Event {
 
 // quiet asserts that no event comes for a while.
 func (e *engine) quiet(d time.Duration) {
-	e.t.Helper()
 	select {
 	case ev := <-e.w.Events():
 		require.FailNow(e.t, "unexpected event", "%+v", ev)
@@ -137,7 +146,6 @@ func blockRange(from, n int) []kvcache.BlockID {
 // prefill ends a prompt of n tokens on P, whose KV is in blocks from first on,
 // and returns what P tells D, once through JSON.
 func (e *engine) prefill(slot uint32, n, first int) *Params {
-	e.t.Helper()
 	r := &connector.Request{
 		ID: connector.NewRequestID(slot, 1), Name: fmt.Sprintf("p-%d", slot), Tokens: tokens(n + 1), Prompt: n,
 		Params: &Params{DoRemoteDecode: true},
