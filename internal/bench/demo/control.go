@@ -13,10 +13,14 @@ import (
 )
 
 const (
-	calibrations = 3    // prompts that are timed
-	scaleLow     = 0.1  // of the workload's times
-	scaleHigh    = 10.0 // of the workload's times
+	calibrations = 5 // prompts that are timed
 
+	// Bounds of the scale: beyond them the run would be over before a queue can
+	// be seen, or take too long.
+	scaleLow  = 0.2
+	scaleHigh = 1.5
+
+	controlSessions    = 20
 	controlConcurrency = 4
 	controlChanged     = 0.95 // least share of answers that wrong KV must change
 )
@@ -60,7 +64,7 @@ type noisy struct {
 	Noise bool `json:"kv_noise"`
 }
 
-// control asks the Decoder the first follow-up of every session once more,
+// control asks the Decoder the first follow-up of the first sessions once more,
 // with one block of the KV that it computed before overwritten with noise.
 func (r *runner) control(ctx context.Context) ([]measure.Record, error) {
 	ranks := max(r.p.Cluster.Decoder.Ranks, 1)
@@ -68,9 +72,11 @@ func (r *runner) control(ctx context.Context) ([]measure.Record, error) {
 	for i := range r.w.Sessions {
 		rank[r.w.Sessions[i].ID] = strconv.Itoa(i % ranks)
 	}
+	w := r.w.Cut(2)
+	w.Sessions = w.Sessions[:min(len(w.Sessions), controlSessions)]
 	bar := progress.Start(r.out, "negative control: wrong KV")
 	defer bar.End()
-	return load.Run(ctx, r.w.Cut(2), load.Config{
+	return load.Run(ctx, w, load.Config{
 		Server: load.Server{URL: r.decoder.URL(), Model: r.p.Model, Client: r.client}, Endpoint: load.Chat, Pace: load.Flat,
 		Prefix: "control-", CacheSalt: "control", Timeout: requestTimeout, MaxConcurrency: controlConcurrency, Observe: bar.Observe,
 		Prepare: func(session string, turn int, call *load.Call) {
