@@ -30,6 +30,7 @@ var allowed = map[string][]string{
 	"kvcache":             {"internal/invariants"},
 	"kvcache/publish":     {"kvcache"},
 	"graphs":              {"internal/invariants"},
+	"graphs/ranks":        {"graphs"},
 	"graphs/replay":       {"graphs", "ascendrt/..."},
 	"connector":           {"kvcache"},
 	"connector/multi":     {"connector", "kvcache", "ascendrt/..."},
