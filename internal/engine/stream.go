@@ -33,10 +33,11 @@ type Stream struct {
 	// Of the rank's goroutine.
 	req      Request // without its prompt, which the scheduler has
 	route    scheduler.Route
-	prompt   int // tokens
-	count    int // tokens given out
-	local    int // prompt tokens found in the cache at the first admission
-	external int // prompt tokens that the connector brought
+	prompt   int  // tokens
+	count    int  // tokens given out
+	local    int  // prompt tokens found in the cache at the first admission
+	external int  // prompt tokens that the connector brought
+	noisy    bool // its KV was overwritten since its last admission
 	times    times
 
 	mu    sync.Mutex

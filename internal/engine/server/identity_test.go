@@ -171,19 +171,48 @@ func TestIdentityOfGraphsAndScheduling(t *testing.T) {
 	}
 }
 
-// A pool that cannot hold all sessions preempts some; they compute again what
-// is no longer cached and answer as if nothing had happened.
+// A pool that holds the prompts of two requests but not their answers preempts
+// one of them; it computes again what is no longer cached and answers as if
+// nothing had happened.
 func TestIdentityOfPreemption(t *testing.T) {
-	w := reference(t)
-	for _, sync := range []bool{true, false} {
-		t.Run(fmt.Sprintf("sync=%v", sync), func(t *testing.T) {
-			n := start(t, engine.Config{Sync: sync, KVBlocks: 112, BlockSize: 8, MaxModelLen: 800, MaxTokens: 128}, Options{Noise: NoiseAllowed})
-			w.both(t, func(x turn, more m) identity.Answer {
-				return n.chat(x.messages, more).Choices[0].TokenIDs
+	const n, promptLen, outputLen = 6, 200, 150
+	rng := rand.New(rand.NewPCG(1, 9))
+	prompts := make([]string, n)
+	for i := range prompts {
+		prompts[i] = text16(rng, promptLen)
+	}
+	ask := func(to *node, more m) []identity.Answer {
+		out := make([]identity.Answer, n)
+		var wg sync.WaitGroup
+		for i := range prompts {
+			wg.Go(func() {
+				body := m{"prompt": prompts[i], "max_tokens": outputLen, "ignore_eos": true, "return_token_ids": true}
+				for k, v := range more {
+					body[k] = v
+				}
+				out[i] = to.complete(body).Choices[0].TokenIDs
 			})
-			n.nothingHeld()
-			t.Logf("%v preemptions", n.metric("vllm:num_preemptions_total"))
-			require.Positive(t, n.metric("vllm:num_preemptions_total"))
+		}
+		wg.Wait()
+		return out
+	}
+	want := ask(start(t, engine.Config{NoPrefix: true, Sync: true, Eager: true}, Options{}), nil)
+	for _, c := range []struct {
+		name string
+		cfg  engine.Config
+	}{
+		{"sync", engine.Config{Sync: true}},
+		{"async", engine.Config{}},
+		{"no cache, async", engine.Config{NoPrefix: true}},
+		{"decoder, async", decoder()},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.cfg.BlockSize, c.cfg.KVBlocks, c.cfg.MaxModelLen = 8, 55, 440 // two prompts are 50 blocks, one whole request 44
+			x := start(t, c.cfg, Options{Noise: NoiseAllowed})
+			got := ask(x, m{"cache_salt": "right"})
+			require.Positive(t, x.metric("vllm:num_preemptions_total"))
+			identity.Check(t, want, got, func() []identity.Answer { return ask(x, m{"cache_salt": "wrong", "kv_noise": true}) })
+			x.nothingHeld()
 		})
 	}
 }
