@@ -87,7 +87,7 @@ func (s *Scheduler) admit(r *request, b *budget, p *Plan) step {
 	var ext connector.Answer
 	if r.computed == 0 {
 		hit = s.lookup(r)
-		switch v, why := s.appendVerdict(r, hit.Tokens); v {
+		switch v, why := s.appendVerdict(r, int32(hit.Tokens)); v {
 		case appendRefuse:
 			s.refuse(r, why, int32(hit.Tokens), p)
 			return admitted
@@ -101,6 +101,10 @@ func (s *Scheduler) admit(r *request, b *budget, p *Plan) step {
 				return passOver
 			}
 		}
+		if s.belowThreshold(r, hit.Tokens+ext.Tokens) {
+			s.refuse(r, BelowThreshold, int32(hit.Tokens), p)
+			return admitted
+		}
 	}
 	total := r.total()
 	have := r.computed + int32(hit.Tokens) + int32(ext.Tokens)
@@ -110,6 +114,12 @@ func (s *Scheduler) admit(r *request, b *budget, p *Plan) step {
 		n, pad = s.admissionTokens(r, total-have, have, b)
 		if n <= 0 {
 			return stop
+		}
+		if s.governs(r) && b.appends < n {
+			if n = b.appends; n <= 0 {
+				return passOver // others may go on; its turn comes
+			}
+			pad = 0
 		}
 	}
 	if !s.allocate(r, hit, ext, n, load, p) {
@@ -143,6 +153,9 @@ func (s *Scheduler) admit(r *request, b *budget, p *Plan) step {
 		b.prefills++
 	}
 	b.take(n)
+	if s.governs(r) {
+		b.appends -= n
+	}
 	s.rows = append(s.rows, rowDraft{
 		r: r, n: n, drafts: pad, placeholders: pad, kind: kind, grown: true, local: int32(hit.Tokens), external: int32(ext.Tokens),
 	})
@@ -220,7 +233,7 @@ func (s *Scheduler) ask(r *request, local int) connector.Answer {
 		return connector.Answer{} // it has waited long enough
 	}
 	most := len(r.tokens) - local
-	if !ext.Async {
+	if !ext.Async || len(r.tokens) == 1 {
 		most--
 	}
 	ext.Tokens = min(max(ext.Tokens, 0), most)

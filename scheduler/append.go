@@ -23,9 +23,9 @@ const (
 //	d  it has computed tokens already                             → native
 //	e  the local hit is usable                                    → admit
 //	f  otherwise                                                  → refuse
-func (s *Scheduler) appendVerdict(r *request, hit int) (appendVerdict, RefusalReason) {
+func (s *Scheduler) appendVerdict(r *request, hit int32) (appendVerdict, RefusalReason) {
 	switch {
-	case !s.cfg.Append.Enable || r.req.Route != AppendPrefill: // a
+	case !s.isAppend(r): // a
 		return appendNative, NotRefused
 	case r.outputs() > 0 || r.placeholders > 0 || r.stale > s.applied: // b
 		return appendNative, NotRefused
@@ -33,10 +33,43 @@ func (s *Scheduler) appendVerdict(r *request, hit int) (appendVerdict, RefusalRe
 		return appendNative, NotRefused
 	case r.computed > 0: // d
 		return appendNative, NotRefused
-	case hit > 0: // e
-		return appendAdmit, NotRefused
 	}
-	return appendRefuse, NoPrefix // f
+	if why := s.unusable(r, hit); why != NotRefused {
+		return appendRefuse, why // f
+	}
+	return appendAdmit, NotRefused // e
+}
+
+// isAppend is true for append attempts while the rule is on.
+func (s *Scheduler) isAppend(r *request) bool {
+	return s.cfg.Append.Enable && r.req.Route == AppendPrefill
+}
+
+// unusable says why a local hit does not make an attempt worth while, or
+// NotRefused if it does.
+func (s *Scheduler) unusable(r *request, hit int32) RefusalReason {
+	c := &s.cfg.Append
+	total := r.total()
+	switch {
+	case s.appends.draining:
+		return Draining
+	case hit == 0:
+		return NoPrefix
+	case hit < int32(c.MinPrefixTokens) || float64(hit) < c.MinPrefixRatio*float64(total):
+		return BelowMinPrefix
+	case c.MaxSuffixTokens > 0 && total-hit > int32(c.MaxSuffixTokens):
+		return SuffixTooLong
+	case c.Overload == CompareRemote && r.req.RemoteETA > 0 && s.localETA(total-hit) > r.req.RemoteETA:
+		return Busy
+	}
+	return NotRefused
+}
+
+// belowThreshold is the request's own rule about its cached share, which holds
+// on every route until it has output.
+func (s *Scheduler) belowThreshold(r *request, found int) bool {
+	t := r.req.CacheHitThreshold
+	return t > 0 && r.outputs() == 0 && r.placeholders == 0 && r.stale <= s.applied && float64(found) < t*float64(r.total())
 }
 
 // refuse ends an append attempt without a token. It holds nothing.

@@ -21,11 +21,13 @@ func (s *Scheduler) Apply(p *Plan, res Result) ([]Output, error) {
 	if res.Outcome == Failed {
 		s.failStep(p)
 	}
+	s.observe(p, &res)
 	s.applyRows(p, &res)
 	s.flushEarly(0)
 	s.stats.Steps++
 	s.dirty = s.dirty || p.Rows() > 0 || len(s.outs) > 0
 	s.spare = append(s.spare, p)
+	s.check()
 	return s.outs, nil
 }
 
@@ -126,11 +128,11 @@ func (s *Scheduler) applyRows(p *Plan, res *Result) {
 			proposed, drafts = drafts[:k], drafts[k:]
 		}
 		r := s.slots.get(id)
-		if r == nil || r.status == Finished {
+		if r == nil {
 			continue
 		}
 		r.inFlight -= p.Scheduled[i]
-		if failed || p.Seq <= r.void {
+		if failed || p.Seq <= r.void || r.status == Finished {
 			continue
 		}
 		stale := p.Seq <= r.stale

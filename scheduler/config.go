@@ -201,14 +201,6 @@ const (
 	NewResume
 )
 
-// AppendConfig configures append attempts. The zero value admits every attempt
-// that finds a prefix.
-type AppendConfig struct {
-	// Enable lets requests take the route AppendPrefill. Without it they are
-	// treated as Local.
-	Enable bool
-}
-
 func (c Config) withDefaults() Config {
 	def := func(v *int, d int) {
 		if *v == 0 {
@@ -321,6 +313,7 @@ func (c Config) Validate() error {
 	if c.Chunking == WholePrefill && c.MaxModelLen > d.MaxBatchedTokens {
 		bad("Chunking", "is off, but MaxBatchedTokens=%d is less than MaxModelLen=%d", d.MaxBatchedTokens, c.MaxModelLen)
 	}
+	c.Append.validate(bad)
 	if c.Append.Enable && c.Chunking == WholePrefill {
 		bad("Append", "needs ChunkedPrefill: a suffix may be longer than a step")
 	}

@@ -30,6 +30,7 @@ func (s *Scheduler) Deliver(events ...Event) {
 			s.failedBlocks(ev)
 		}
 	}
+	s.check()
 }
 
 // report counts a worker's report; it is true with the last worker's.

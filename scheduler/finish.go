@@ -44,7 +44,9 @@ func (s *Scheduler) FinishWith(id RequestID, reason FinishReason) (any, error) {
 	if reason == NotFinished || reason > FinishRecomputed {
 		return nil, &RequestError{ID: r.req.ID, Field: "reason", Reason: "is none that ends a request"}
 	}
-	return s.finish(r, reason).Params, nil
+	out := s.finish(r, reason)
+	s.check()
+	return out.Params, nil
 }
 
 // finish ends a request and returns its last output, without tokens.
@@ -72,6 +74,8 @@ func (s *Scheduler) finish(r *request, reason FinishReason) Output {
 			s.wait(r, s.now.Add(orDefault(hold.Timeout, s.cfg.HoldTimeout)))
 		}
 	}
+	r.placeholders, r.drafts = 0, 0
+	s.leaseTurn(r, reason.end().Complete())
 	r.status = Finished
 	r.reason = reason
 	s.news.finished(r.id, reason)

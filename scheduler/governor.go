@@ -188,6 +188,24 @@ func (g *Governor) chunk(decodes, context int) (tokens, interval int) {
 	}
 }
 
+// Takes predicts how long so many append tokens take beside so many decodes,
+// with the decode-only steps between their chunks. It is 0 until enough steps
+// were measured.
+func (g *Governor) Takes(tokens, decodes, context int) time.Duration {
+	if nd, np := g.fit.Samples(); nd < learned || np < learned {
+		return 0
+	}
+	m := g.fit.Model()
+	own := m.append(float64(tokens), float64(tokens)*float64(context))
+	steps := 1.0
+	if decodes > 0 {
+		n, interval := g.chunk(decodes, context)
+		steps = math.Ceil(float64(tokens)/float64(max(n, 1))) * float64(interval+1)
+	}
+	s := own + steps*m.decodeOnly(decodes)
+	return time.Duration(min(s*1e9, math.MaxInt64/2))
+}
+
 // Stepped tells the governor that a step was planned, and whether any rank of
 // the group has append tokens in it.
 func (g *Governor) Stepped(a Agreement) {

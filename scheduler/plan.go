@@ -87,6 +87,10 @@ func (w Wait) String() string {
 type Plan struct {
 	Seq uint64 // number of the plan, from 1, without gaps
 	Now Time   // as given to Plan
+	// Applied is the number of the last plan that was applied when this one was
+	// made. Plans between the two are in flight: Computed counts their drafts as
+	// accepted, and an executor moves a row back by those that were rejected.
+	Applied uint64
 
 	// Rows, in the order of planning: those of running requests first.
 

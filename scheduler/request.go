@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/sluice-serving/sluice/connector"
 	"github.com/sluice-serving/sluice/kvcache"
@@ -66,6 +67,17 @@ type Request struct {
 	Arrival Time
 	// Deadline under the EarliestDeadline policy; 0 is none.
 	Deadline Time
+
+	// TurnEnd is what the session's client is known to do after this turn; see
+	// [Scheduler.EndTurn] where the answer tells. Default EndOfTurn.
+	TurnEnd TurnEnd
+	// RemoteETA is how long the other route of an append attempt would take to
+	// its first token, as far as its sender knows; 0 if it does not know.
+	RemoteETA time.Duration
+	// CacheHitThreshold refuses the request, on any route, when a smaller share
+	// of its prompt is found in the cache and through the connector together;
+	// in [0, 1], 0 is off.
+	CacheHitThreshold float64
 
 	// SkipCacheRead computes the whole prompt although a prefix is cached; its
 	// blocks still become matchable.

@@ -1,6 +1,9 @@
 package scheduler
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
 // Outcome says whether a step was computed.
 type Outcome uint8
@@ -14,6 +17,9 @@ const (
 // Apply only.
 type Result struct {
 	Outcome Outcome
+	// Elapsed is how long the device took for the step, 0 if it was not
+	// measured. The governor of append attempts learns from it.
+	Elapsed time.Duration
 	// Tokens sampled, row after row. A row whose Plan.Samples is 0 has none; a
 	// row with d drafts has between 1 and d+1: the accepted drafts and then one
 	// more.

@@ -17,6 +17,8 @@ type budget struct {
 	starved   bool // blocks that plans in flight still write would help: nobody takes the free ones
 	prefills  int  // rows of this plan that are prefill chunks
 	refused   bool // an admission found no room
+
+	appends int32 // tokens left for append attempts
 }
 
 func (b *budget) take(n int32) {
@@ -68,12 +70,14 @@ func (s *Scheduler) Plan(now Time) *Plan {
 	if s.paused == PauseAll {
 		b.tokens = 0
 	}
+	agreed := s.beginAppends(&b, p)
 	s.rows = s.rows[:0]
 	s.loras = s.loras[:0]
 	s.planRunning(&b, p)
 	if !b.preempted && !b.starved && s.paused == Unpaused {
 		s.planWaiting(&b, p)
 	}
+	s.endAppends(agreed, &b)
 	s.fill(p, &b)
 	s.news.moveTo(p)
 	p.Free = int32(s.cache.Available())
@@ -84,6 +88,7 @@ func (s *Scheduler) Plan(now Time) *Plan {
 	s.stats.planned(p)
 	p.state = planInFlight
 	s.flight = append(s.flight, p)
+	s.check()
 	return p
 }
 
@@ -98,7 +103,7 @@ func (s *Scheduler) nextPlan() *Plan {
 	}
 	p.reset()
 	s.seq++
-	p.Seq, p.Now = s.seq, s.now
+	p.Seq, p.Now, p.Applied = s.seq, s.now, s.applied
 	return p
 }
 
@@ -125,7 +130,12 @@ func (s *Scheduler) planRunning(b *budget, p *Plan) {
 		if limit > 0 {
 			n = min(n, limit)
 		}
-		n = min(n, b.room(), s.maxLen-r.computed-1)
+		// A sampled token needs a place too, unless all that is left is known.
+		n = min(n, b.room(), max(s.maxLen-r.computed-1, total-r.computed))
+		governed := r.chunk && s.governs(r)
+		if governed {
+			n = min(n, b.appends)
+		}
 		if n <= 0 {
 			continue
 		}
@@ -146,6 +156,9 @@ func (s *Scheduler) planRunning(b *budget, p *Plan) {
 		b.take(n)
 		if r.chunk {
 			b.prefills++
+		}
+		if governed {
+			b.appends -= n
 		}
 		drafts := max(n+r.computed-total-r.placeholders, 0)
 		s.rows = append(s.rows, rowDraft{r: r, n: n, drafts: drafts, from: from, kind: RowRunning, grown: grown})

@@ -21,6 +21,7 @@ type Scheduler struct {
 	maxLen    int32
 	lookahead int32
 	dropStale bool // the connector's requests must be delivered
+	appends   appendState
 
 	slots   slots
 	names   map[string]*request // live requests that have not ended
@@ -87,6 +88,9 @@ func New(cfg Config, cache *kvcache.Cache, opts ...Option) (*Scheduler, error) {
 	if d, ok := s.conn.(connector.Delivery); ok {
 		s.dropStale = d.RequiresDelivery()
 	}
+	if err := s.appends.start(cfg.Append); err != nil {
+		return nil, err
+	}
 	s.tables = make(connector.Tables, s.groups)
 	return s, nil
 }
@@ -136,10 +140,13 @@ func (s *Scheduler) Add(req Request) (RequestID, error) {
 		s.enqueue(r, inSkipped)
 	} else {
 		s.enqueue(r, inWaiting)
+		s.boundWait(r)
+		s.sessionTurn(r)
 	}
 	if s.conn != nil {
 		s.conn.Added(r.known())
 	}
+	s.check()
 	return r.id, nil
 }
 
@@ -148,7 +155,7 @@ func (r *request) setLimits(maxLen int32) {
 	r.prompt = r.total()
 	r.prefill = r.prompt
 	r.limit = int32(min(int64(r.prompt)+int64(r.req.MaxTokens), int64(maxLen)))
-	r.minLen = int32(min(int64(r.prompt)+int64(r.req.MinTokens), int64(maxLen)+1))
+	r.minLen = int32(min(int64(r.prompt)+int64(r.req.MinTokens), int64(r.limit)))
 	r.firstEOS = -1
 	if len(r.req.EOS) > 0 {
 		r.firstEOS = r.req.EOS[0]
@@ -174,6 +181,12 @@ func (s *Scheduler) validate(req *Request) error {
 		return bad("Repetition", "has a negative number")
 	case req.Route > AppendPrefill:
 		return bad("Route", "is unknown")
+	case req.TurnEnd > EndOfSession:
+		return bad("TurnEnd", "is unknown")
+	case req.RemoteETA < 0:
+		return bad("RemoteETA", fmt.Sprintf("is %v, must not be negative", req.RemoteETA))
+	case !(req.CacheHitThreshold >= 0 && req.CacheHitThreshold <= 1):
+		return bad("CacheHitThreshold", fmt.Sprintf("is %v, must lie in [0, 1]", req.CacheHitThreshold))
 	case req.Grammar > GrammarFailed:
 		return bad("Grammar", "is unknown")
 	case len(req.Prompt) > s.cfg.MaxModelLen:

@@ -22,6 +22,7 @@ type Stats struct {
 	Generated    uint64
 	Preemptions  uint64
 	Loads        uint64 // asynchronous
+	Leases       uint64 // of sessions' prefixes, granted at the end of a turn
 	Timeouts     uint64 // waits that ended by their deadline
 	Ignored      uint64 // events that fit no wait
 	FailedBlocks uint64

@@ -109,6 +109,9 @@ func (s *Scheduler) expired(r *request) {
 	case Finished:
 		s.stats.Timeouts++
 		s.settle(r)
+	case Waiting:
+		r.deadline = Never
+		s.tooLong(r)
 	}
 }
 

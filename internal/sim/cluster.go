@@ -27,6 +27,7 @@ type ClusterConfig struct {
 	Transfer   float64 // seconds to move the KV of one token from P to D
 	TransferAt float64 // seconds that a transfer takes however short it is
 	Window     float64 // seconds in which the queue's peak counts; 0: always
+	Ends       Ends    // whether clients say that a turn is a session's last
 	Sample     float64 // seconds between samples of the queue; 0: none
 }
 
@@ -36,6 +37,14 @@ type Sync uint8
 const (
 	Lockstep    Sync = iota // a step ends when the slowest rank's does (expert parallelism)
 	Independent             // each rank steps on its own
+)
+
+// Ends says whether clients announce the last turn of a session.
+type Ends uint8
+
+const (
+	EndsUnknown   Ends = iota // sessions just stop
+	EndsAnnounced             // the last turn says so
 )
 
 // Validate reports what cannot be run, joined.
@@ -109,7 +118,8 @@ type Cluster struct {
 	opened  int // sessions whose first turn was scheduled
 	pending int // turns not finished yet
 
-	waiting int // prompts at Prefillers that no step has begun
+	pace    float64 // ns per prompt token at a Prefiller, as measured
+	waiting int     // prompts at Prefillers that no step has begun
 	result  Result
 	events  int
 	sampled Time
@@ -297,14 +307,19 @@ func (c *Cluster) arrive(i, on int32) error {
 		MaxTokens: c.load.Output(int(tr.rec.Session), int(tr.rec.Turn)),
 		Arrival:   c.now,
 	}
+	if c.cfg.Ends == EndsAnnounced && int(tr.rec.Turn)+1 >= c.load.Turns(int(tr.rec.Session)) {
+		req.TurnEnd = scheduler.EndOfSession
+	}
 	switch tr.stage {
 	case attempted:
 		req.Route = scheduler.AppendPrefill
+		req.RemoteETA = c.remoteETA(tr)
 		tr.kv = transfer{from: -1}
 	case prefilling:
 		req.MaxTokens = 1
 		tr.kv = transfer{keep: true, from: -1}
 		c.waiting++
+		r.backlog += int64(len(tr.prompt))
 	case decoding:
 		req.Route = scheduler.RemotePrefill
 	}
@@ -317,6 +332,20 @@ func (c *Cluster) arrive(i, on int32) error {
 	r.bind(id, i)
 	c.wake(r.group)
 	return nil
+}
+
+// remoteETA is what the front door expects of the other route: the prompts
+// that wait at the least loaded Prefiller and this one, at the measured pace of
+// Prefillers. It is 0 until one prompt was measured.
+func (c *Cluster) remoteETA(tr *turn) time.Duration {
+	if c.pace == 0 {
+		return 0
+	}
+	least := int64(1) << 62
+	for _, r := range c.ranks[:c.cfg.Prefillers] {
+		least = min(least, r.backlog)
+	}
+	return time.Duration(c.pace * float64(least+int64(len(tr.prompt))))
 }
 
 // wake lets a group that does not compute look at its work, once for all that
@@ -409,6 +438,9 @@ func (c *Cluster) stepEnd(g *group) error {
 	s := g.queue[0]
 	g.queue = append(g.queue[:0], g.queue[1:]...)
 	g.busy = false
+	if s.rows {
+		g.last.seconds, g.last.tokens = s.seconds, s.tokens
+	}
 	if err := c.apply(g, s); err != nil {
 		return err
 	}
@@ -427,6 +459,11 @@ func (c *Cluster) apply(g *group, s slot) error {
 			}
 			tr := &c.turns[r.turn(p.Requests[i])]
 			res.Tokens = append(res.Tokens, c.load.Answer(int(tr.rec.Session), int(tr.rec.Turn), int(p.Outputs[i])))
+		}
+		// A rank that waits for a slower one cannot measure its own step.
+		res.Elapsed = 0
+		if s.took[k] == s.seconds {
+			res.Elapsed = time.Duration(s.seconds * 1e9)
 		}
 		outs, err := r.sched.Apply(p, *res)
 		if err != nil {
@@ -459,6 +496,8 @@ func (c *Cluster) output(r *rank, o *scheduler.Output) error {
 		}
 		c.result.PrefillTokens += int(tr.rec.Prompt - o.Cached)
 		c.result.PrefillCalls++
+		r.backlog -= int64(len(tr.prompt))
+		c.measurePace(r)
 		c.router.Prefilled(tr.rt)
 		target, ok := c.router.Decoder(wall(c.now), tr.rt)
 		if !ok {
@@ -499,6 +538,19 @@ func (c *Cluster) output(r *rank, o *scheduler.Output) error {
 		c.cal.push(c.now+Seconds(c.cfg.Hop), eventDone, i, 0, 0)
 	}
 	return nil
+}
+
+// measurePace follows the time per token of steps at Prefillers.
+func (c *Cluster) measurePace(r *rank) {
+	s := r.group.last
+	if s.tokens == 0 {
+		return
+	}
+	now := s.seconds * 1e9 / float64(s.tokens)
+	if c.pace == 0 {
+		c.pace = now
+	}
+	c.pace += (now - c.pace) / 16
 }
 
 // done: the client has the whole answer.

@@ -15,6 +15,7 @@ type RankConfig struct {
 	Scheduler scheduler.Config
 	Graphs    graphs.Config // MaxNumSeqs 0: no dispatcher
 	Caching   kvcache.Caching
+	Leases    float64 // share of the pool that leases may cover; 0: the cache's default
 	Cost      Cost
 }
 
@@ -28,6 +29,8 @@ type rank struct {
 	group *group
 	steps uint64
 
+	backlog int64 // prompt tokens that a Prefiller has taken in and not computed
+
 	owners []owner                       // by request slot
 	late   map[scheduler.RequestID]int32 // turns of ended requests whose slot is taken
 
@@ -35,7 +38,7 @@ type rank struct {
 }
 
 func newRank(index int32, cfg RankConfig) (*rank, error) {
-	cache, err := kvcache.New(kvcache.Config{Blocks: cfg.Blocks + 1, BlockSize: cfg.BlockSize, Caching: cfg.Caching})
+	cache, err := kvcache.New(kvcache.Config{Blocks: cfg.Blocks + 1, BlockSize: cfg.BlockSize, Caching: cfg.Caching, LeaseShare: cfg.Leases})
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +95,9 @@ func (r *rank) turn(id scheduler.RequestID) int32 {
 // slot is one step of a group: a plan per rank.
 type slot struct {
 	plans   []*scheduler.Plan
+	took    []float64 // seconds that each rank would take alone
 	seconds float64
+	tokens  int64
 	rows    bool // some rank has rows
 	full    bool // every rank with rows replays a FULL graph
 	mixed   bool // some rank prefills
@@ -110,7 +115,12 @@ type group struct {
 	wakeAt Time // latest deadline asked for
 	prefix string
 
-	stats GroupStats
+	last struct { // the last step that had rows
+		seconds float64
+		tokens  int64
+	}
+	proposals []scheduler.Proposal
+	stats     GroupStats
 }
 
 // GroupStats counts the steps of a group that had rows.
@@ -132,23 +142,40 @@ func (g *group) hasWork() bool {
 	return false
 }
 
+// agree bounds append tokens by what all ranks of the group can bear.
+func (g *group) agree() {
+	g.proposals = g.proposals[:0]
+	for _, r := range g.ranks {
+		g.proposals = append(g.proposals, r.sched.Propose())
+	}
+	a := scheduler.Agree(g.proposals)
+	for _, r := range g.ranks {
+		r.sched.SetAgreement(a)
+	}
+}
+
 // plan makes the next step of every rank.
 func (g *group) plan(now Time) slot {
 	var s slot
 	if n := len(g.free); n > 0 {
 		s, g.free = g.free[n-1], g.free[:n-1]
-		s = slot{plans: s.plans[:0]}
+		s = slot{plans: s.plans[:0], took: s.took[:0]}
 	}
 	s.full = true
+	g.agree()
 	for _, r := range g.ranks {
 		p := r.sched.Plan(now)
 		s.plans = append(s.plans, p)
+		s.took = append(s.took, 0)
 		if p.Rows() == 0 {
 			continue
 		}
 		s.rows = true
+		s.tokens += int64(p.Total)
 		w := WorkOf(p)
-		s.seconds = max(s.seconds, r.cost.Step(w, r.steps))
+		took := r.cost.Step(w, r.steps)
+		s.took[len(s.took)-1] = took
+		s.seconds = max(s.seconds, took)
 		r.steps++
 		s.mixed = s.mixed || w.Prefill > 0
 		s.full = s.full && w.Mode == graphs.Full

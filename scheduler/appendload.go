@@ -1,0 +1,176 @@
+package scheduler
+
+import (
+	"math"
+	"time"
+
+	"github.com/sluice-serving/sluice/kvcache"
+)
+
+// appendState is what the scheduler keeps for append attempts beside their
+// requests.
+type appendState struct {
+	governor *Governor // nil: attempts are not bounded
+	agreed   bool      // next holds for the next plan
+	next     Agreement
+	draining bool
+	sessions *sessions  // nil: nothing is leased
+	late     []*request // attempts that have waited as long as they may
+}
+
+// governs is true for requests whose prefill is bounded by the governor.
+func (s *Scheduler) governs(r *request) bool {
+	return s.appends.governor != nil && r.req.Route == AppendPrefill
+}
+
+// start sets the parts up that are configured.
+func (a *appendState) start(c AppendConfig) error {
+	if !c.Enable {
+		return nil
+	}
+	if c.Lease != nil {
+		a.sessions = newSessions(*c.Lease)
+	}
+	if c.Governor == nil {
+		return nil
+	}
+	var err error
+	a.governor, err = NewGovernor(*c.Governor)
+	return err
+}
+
+// Drain refuses every append attempt that is not admitted yet, from the next
+// plan on, with the reason Draining. What runs goes on.
+func (s *Scheduler) Drain() {
+	s.appends.draining = true
+	s.dirty = true
+}
+
+// Propose says what this rank asks of the next step, for ranks that step
+// together: each calls Propose, Agree joins the answers, and each is given the
+// agreement by SetAgreement before its next Plan. A scheduler that is given
+// none goes by its own proposal.
+func (s *Scheduler) Propose() Proposal {
+	g := s.appends.governor
+	if g == nil {
+		return Proposal{Cap: math.MaxInt32}
+	}
+	decodes, context, wants := 0, 0, WantsNothing
+	for _, r := range s.running {
+		switch {
+		case !r.chunk:
+			decodes++
+		case s.governs(r):
+			wants = WantsAppend
+			context = max(context, int(r.computed))
+		}
+	}
+	for _, q := range [...]queue{s.waiting, s.skipped} {
+		if r := q.peek(); r != nil && s.isAppend(r) {
+			wants = WantsAppend
+			context = max(context, int(r.total()))
+		}
+	}
+	return Proposal{Cap: g.Cap(decodes, context), Wants: wants}
+}
+
+// SetAgreement binds the next plan to what the ranks of a group have agreed on.
+func (s *Scheduler) SetAgreement(a Agreement) {
+	s.appends.next, s.appends.agreed = a, true
+}
+
+// beginAppends refuses the attempts that have waited too long, and sets the
+// plan's bound on append tokens.
+func (s *Scheduler) beginAppends(b *budget, p *Plan) Agreement {
+	for _, r := range s.appends.late {
+		if r.status == Waiting && r.computed == 0 {
+			s.refuse(r, Busy, int32(s.lookup(r).Tokens), p)
+		}
+	}
+	s.appends.late = s.appends.late[:0]
+	if s.appends.sessions != nil {
+		s.cache.ExpireLeases(kvcache.Time(s.now))
+	}
+	b.appends = math.MaxInt32
+	if s.appends.governor == nil {
+		return Agreement{Cap: math.MaxInt32}
+	}
+	a := s.appends.next
+	if !s.appends.agreed {
+		a = Agreement{Cap: s.Propose().Cap}
+	}
+	s.appends.agreed = false
+	if share := s.cfg.Append.RemoteShare; share > 0 && s.timers.loads > 0 {
+		a.Cap = min(a.Cap, int32(float64(b.tokens)*(1-share)))
+	}
+	b.appends = a.Cap
+	return a
+}
+
+// endAppends tells the governor whether the step has append tokens.
+func (s *Scheduler) endAppends(a Agreement, b *budget) {
+	if g := s.appends.governor; g != nil {
+		a.Chunk = a.Chunk || b.appends < a.Cap
+		g.Stepped(a)
+	}
+}
+
+// observe shows the governor a measured step.
+func (s *Scheduler) observe(p *Plan, res *Result) {
+	if g := s.appends.governor; g != nil && res.Elapsed > 0 && res.Outcome == Computed {
+		g.Observe(WorkOf(p), res.Elapsed)
+	}
+}
+
+// WorkOf is what a plan asks of the device, in the terms of a step model. A
+// row of one token, drafts aside, over computed context is a decode.
+func WorkOf(p *Plan) StepWork {
+	var w StepWork
+	for i, n := range p.Scheduled {
+		c := p.Computed[i]
+		if n-p.Drafts[i] == 1 && c > 0 {
+			w.Decodes++
+			continue
+		}
+		w.Prefill += int(n)
+		w.Context += float64(n) * (float64(c) + float64(n+1)/2)
+	}
+	return w
+}
+
+// localETA predicts how long an attempt would take to its first token here:
+// the append tokens that are under way and its own, in chunks as the governor
+// allows them now. It is 0 while too little is known.
+func (s *Scheduler) localETA(suffix int32) time.Duration {
+	g := s.appends.governor
+	if g == nil {
+		return 0
+	}
+	decodes, ahead, context := 0, int32(0), 0
+	for _, r := range s.running {
+		switch {
+		case !r.chunk:
+			decodes++
+		case s.governs(r):
+			ahead += r.total() - r.computed
+			context = max(context, int(r.computed))
+		}
+	}
+	return g.Takes(int(ahead+suffix), decodes, context)
+}
+
+// boundWait sets the deadline of an append attempt that has just come.
+func (s *Scheduler) boundWait(r *request) {
+	if d := s.cfg.Append.MaxWait; d > 0 && s.isAppend(r) {
+		s.wait(r, max(s.now, r.req.Arrival).Add(d))
+	}
+}
+
+// tooLong marks an append attempt that has waited as long as it may; the plan
+// that is being made refuses it.
+func (s *Scheduler) tooLong(r *request) {
+	if s.isAppend(r) {
+		s.stats.Timeouts++
+		s.appends.late = append(s.appends.late, r)
+	}
+}

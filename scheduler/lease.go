@@ -1,0 +1,288 @@
+package scheduler
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/sluice-serving/sluice/kvcache"
+)
+
+// LeaseConfig keeps the KV of sessions between their turns: when a turn ends,
+// its cached prefix is leased until the next one is expected, and gives way
+// only after all blocks without a lease. How large a share of the pool leases
+// may cover is the cache's to say (kvcache.Config.LeaseShare). A session that
+// finds no room under it gets none: taking the room from a session whose turn
+// is nearer would help neither. The zero value of a field is its default.
+type LeaseConfig struct {
+	// ToolWait and TurnWait are expected before anything was learned: the time
+	// to the next turn after a tool call, and after an answer to a person.
+	// Default 8 s and 126 s, the medians of recorded coding agents.
+	ToolWait, TurnWait time.Duration
+	// Spread is the number of standard deviations that a lease lasts beyond
+	// the mean. Default 2.
+	Spread float64
+	// Longest bounds a lease. Default 5 min.
+	Longest time.Duration
+}
+
+func (c LeaseConfig) withDefaults() LeaseConfig {
+	if c.ToolWait == 0 {
+		c.ToolWait = 8 * time.Second
+	}
+	if c.TurnWait == 0 {
+		c.TurnWait = 126 * time.Second
+	}
+	if c.Spread == 0 {
+		c.Spread = 2
+	}
+	if c.Longest == 0 {
+		c.Longest = 5 * time.Minute
+	}
+	return c
+}
+
+func (c LeaseConfig) validate(bad func(field, format string, args ...any)) {
+	for _, f := range []struct {
+		name string
+		v    time.Duration
+	}{{"ToolWait", c.ToolWait}, {"TurnWait", c.TurnWait}, {"Longest", c.Longest}} {
+		if f.v < 0 {
+			bad("Lease."+f.name, "is %v, must not be negative", f.v)
+		}
+	}
+	if !(c.Spread >= 0 && c.Spread <= 100) {
+		bad("Lease.Spread", "is %v, must lie in [0, 100]", c.Spread)
+	}
+}
+
+// TurnEnd says what a client does after a turn.
+type TurnEnd uint8
+
+const (
+	EndOfTurn    TurnEnd = iota // a person reads the answer
+	EndInTool                   // a tool runs, and its result comes back
+	EndOfSession                // nothing
+)
+
+func (e TurnEnd) String() string {
+	switch e {
+	case EndOfTurn:
+		return "end_of_turn"
+	case EndInTool:
+		return "tool_call"
+	case EndOfSession:
+		return "end_of_session"
+	}
+	return fmt.Sprintf("TurnEnd(%d)", uint8(e))
+}
+
+// gap learns the time between two turns: mean and variance, at first of all
+// samples, later with the past counting less and less. The first guess gives
+// way to the first sample.
+type gap struct {
+	mean, variance float64
+	n              int
+}
+
+const gapForget = 0.05
+
+func guess(d time.Duration) gap {
+	s := d.Seconds()
+	return gap{mean: s, variance: s * s / 4}
+}
+
+func (g *gap) add(seconds float64) {
+	if g.n++; g.n == 1 {
+		*g = gap{mean: seconds, variance: seconds * seconds / 4, n: 1}
+		return
+	}
+	w := max(gapForget, 1/float64(g.n))
+	d := seconds - g.mean
+	g.mean += w * d
+	g.variance = (1 - w) * (g.variance + w*d*d)
+}
+
+// within is the time within which a next turn is expected.
+func (g *gap) within(spread float64) time.Duration {
+	return time.Duration((g.mean + spread*math.Sqrt(g.variance)) * 1e9)
+}
+
+// sessionState is what is remembered of a session between two turns.
+type sessionState struct {
+	lease kvcache.LeaseID
+	ended Time
+	end   TurnEnd
+	stamp uint64 // of its entry in the list of departures
+	open  int    // turns under way
+}
+
+// sessions remembers who may come back. Its size is bounded: the oldest are
+// forgotten first.
+type sessions struct {
+	cfg    LeaseConfig
+	byName map[string]*sessionState
+	left   []departure // oldest first
+	stamp  uint64
+	waits  [2]gap // by TurnEnd
+}
+
+type departure struct {
+	name  string
+	stamp uint64
+}
+
+// maxSessions bounds how many sessions are remembered; leases themselves are
+// bounded by the blocks that they cover.
+const maxSessions = 1 << 16
+
+func newSessions(cfg LeaseConfig) *sessions {
+	cfg = cfg.withDefaults()
+	return &sessions{cfg: cfg, byName: map[string]*sessionState{}, waits: [2]gap{EndOfTurn: guess(cfg.TurnWait), EndInTool: guess(cfg.ToolWait)}}
+}
+
+// sessionTurn learns from the coming of a turn how long its client was away.
+func (s *Scheduler) sessionTurn(r *request) {
+	ss := s.appends.sessions
+	if ss == nil || r.req.Session == "" {
+		return
+	}
+	e := ss.byName[r.req.Session]
+	if e == nil {
+		e = &sessionState{}
+		ss.byName[r.req.Session] = e
+		ss.note(r.req.Session, e)
+	} else if at := max(s.now, r.req.Arrival); e.open == 0 && e.ended > 0 && at >= e.ended && e.end != EndOfSession {
+		if away := at.Sub(e.ended); away <= ss.cfg.Longest {
+			ss.waits[e.end].add(away.Seconds())
+		}
+	}
+	e.open++
+}
+
+// note puts a session at the end of the list of departures.
+func (ss *sessions) note(name string, e *sessionState) {
+	ss.stamp++
+	e.stamp = ss.stamp
+	ss.left = append(ss.left, departure{name, ss.stamp})
+}
+
+// leaseTurn leases the prefix of a turn that has just ended, before its blocks
+// are let go.
+func (s *Scheduler) leaseTurn(r *request, complete bool) {
+	ss := s.appends.sessions
+	if ss == nil || r.req.Session == "" {
+		return
+	}
+	e := ss.byName[r.req.Session]
+	if e == nil {
+		return
+	}
+	e.open = max(e.open-1, 0)
+	if !complete {
+		return
+	}
+	e.ended, e.end = s.now, r.req.TurnEnd
+	ss.note(r.req.Session, e)
+	s.endLease(e)
+	if e.end == EndOfSession {
+		if e.open == 0 {
+			delete(ss.byName, r.req.Session)
+		}
+	} else if r.seq.Open() && r.seq.Published() > 0 {
+		// Even without a lease it gives way after what nobody comes back for.
+		s.must(s.cache.SetRetention(&r.seq, kvcache.Retention{Prioritised: true}))
+		if ss.makeRoom(s, r.seq.Published()) {
+			id, result, err := s.cache.Lease(&r.seq, kvcache.Time(ss.deadline(e)))
+			if err == nil && result == kvcache.LeaseGranted {
+				e.lease = id
+				s.stats.Leases++
+			}
+		}
+	}
+	ss.trim(s)
+}
+
+// makeRoom reports whether so many blocks fit under the budget. It ends leases
+// of sessions that, by what is known now, should have been back.
+func (ss *sessions) makeRoom(s *Scheduler, blocks int) bool {
+	soonest := min(ss.waits[EndOfTurn].within(ss.cfg.Spread), ss.waits[EndInTool].within(ss.cfg.Spread))
+	for _, d := range ss.left {
+		if s.leaseRoom() >= blocks {
+			break
+		}
+		e := ss.byName[d.name]
+		if e == nil || e.stamp != d.stamp || e.open > 0 || e.lease == (kvcache.LeaseID{}) {
+			continue
+		}
+		if e.ended.Add(soonest) > s.now {
+			break // those behind it left later
+		}
+		if ss.deadline(e) <= s.now {
+			s.endLease(e)
+		}
+	}
+	return s.leaseRoom() >= blocks
+}
+
+func (s *Scheduler) leaseRoom() int {
+	st := s.cache.Stats()
+	return st.LeaseBudget - st.LeasedPositions
+}
+
+// deadline is when a session's next turn should have come.
+func (ss *sessions) deadline(e *sessionState) Time {
+	return e.ended.Add(min(ss.waits[e.end].within(ss.cfg.Spread), ss.cfg.Longest))
+}
+
+func (s *Scheduler) endLease(e *sessionState) {
+	if e.lease != (kvcache.LeaseID{}) {
+		_ = s.cache.EndLease(e.lease) // it may have ended by itself
+		e.lease = kvcache.LeaseID{}
+	}
+}
+
+// trim forgets the oldest sessions beyond the bound.
+func (ss *sessions) trim(s *Scheduler) {
+	drop := 0
+	for ; drop < len(ss.left); drop++ {
+		d := ss.left[drop]
+		e := ss.byName[d.name]
+		if e == nil || e.stamp != d.stamp {
+			continue // it has come again since, or is forgotten
+		}
+		if len(ss.byName) <= maxSessions {
+			break
+		}
+		s.endLease(e)
+		delete(ss.byName, d.name)
+	}
+	ss.left = append(ss.left[:0], ss.left[drop:]...)
+}
+
+// EndTurn says what the client of a session does after its last turn, when
+// that becomes known only from the answer: a tool call, say. The lease of the
+// session is renewed or ended accordingly.
+func (s *Scheduler) EndTurn(session string, end TurnEnd) error {
+	ss := s.appends.sessions
+	if ss == nil {
+		return nil
+	}
+	e := ss.byName[session]
+	if e == nil {
+		return ErrUnknown
+	}
+	e.end = end
+	switch {
+	case end == EndOfSession:
+		s.endLease(e)
+		if e.open == 0 {
+			delete(ss.byName, session)
+		}
+	case e.lease != (kvcache.LeaseID{}):
+		if s.cache.Renew(e.lease, kvcache.Time(ss.deadline(e))) != nil {
+			e.lease = kvcache.LeaseID{}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,149 @@
+package scheduler
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-serving/sluice/kvcache"
+)
+
+// leaser is a scheduler over a small pool whose requests run to their ends at once.
+type leaser struct {
+	*testing.T
+	s   *Scheduler
+	now Time
+}
+
+func newLeaser(t *testing.T, blocks int, append AppendConfig) *leaser {
+	t.Helper()
+	cache, err := kvcache.New(kvcache.Config{Blocks: blocks + 1, BlockSize: 4})
+	require.NoError(t, err)
+	s, err := New(Config{MaxModelLen: 1024, Append: append}, cache)
+	require.NoError(t, err)
+	return &leaser{T: t, s: s}
+}
+
+func prompt(session, n int) []Token {
+	out := make([]Token, n)
+	for i := range out {
+		out[i] = Token(1000*session + i)
+	}
+	return out
+}
+
+// turn runs one request of n prompt tokens with one token of output.
+func (l *leaser) turn(name string, session, n int, route Route, end TurnEnd) Output {
+	l.Helper()
+	id := name
+	if id == "" {
+		id = "other"
+	}
+	_, err := l.s.Add(Request{ID: id, Session: name, Prompt: prompt(session, n), MaxTokens: 1, Route: route, Arrival: l.now, TurnEnd: end})
+	require.NoError(l, err)
+	for range 100 {
+		p := l.s.Plan(l.now)
+		var tokens []Token
+		for range p.Samples {
+			tokens = append(tokens, 7)
+		}
+		n := 0
+		for _, s := range p.Samples {
+			n += int(s)
+		}
+		outs, err := l.s.Apply(p, Result{Tokens: tokens[:n]})
+		require.NoError(l, err)
+		for _, o := range outs {
+			if o.Finish != NotFinished {
+				o.Tokens = nil
+				return o
+			}
+		}
+	}
+	l.Fatal("the request does not end")
+	return Output{}
+}
+
+func TestLeaseOutlivesNewerBlocks(t *testing.T) {
+	lease := &LeaseConfig{TurnWait: 10 * time.Second}
+	for _, c := range []struct {
+		name  string
+		cfg   AppendConfig
+		first TurnEnd
+		want  FinishReason
+	}{
+		{"leased", AppendConfig{Enable: true, Lease: lease}, EndOfTurn, FinishLength},
+		{"not configured", AppendConfig{Enable: true}, EndOfTurn, FinishRefused},
+		{"ended", AppendConfig{Enable: true, Lease: lease}, EndOfSession, FinishRefused},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := newLeaser(t, 12, c.cfg)
+			l.turn("a", 1, 16, Local, c.first)
+			for i := range 4 { // others pass through the rest of the pool
+				l.now += Time(time.Second)
+				l.turn("", 10+i, 30, Local, EndOfTurn)
+			}
+			require.Equal(t, c.want, l.turn("a", 1, 18, AppendPrefill, EndOfTurn).Finish)
+		})
+	}
+}
+
+func TestLeaseEndsWhenNobodyComesBack(t *testing.T) {
+	l := newLeaser(t, 12, AppendConfig{Enable: true, Lease: &LeaseConfig{TurnWait: time.Second}})
+	l.turn("a", 1, 16, Local, EndOfTurn)
+	require.EqualValues(t, 1, l.s.Stats().Leases)
+	require.Equal(t, 1, l.s.cache.Stats().Leases)
+	l.now += Time(10 * time.Second)
+	l.turn("", 2, 8, Local, EndOfTurn)
+	require.Zero(t, l.s.cache.Stats().Leases)
+}
+
+func TestEndTurnRenewsOrEnds(t *testing.T) {
+	l := newLeaser(t, 12, AppendConfig{Enable: true, Lease: &LeaseConfig{TurnWait: 100 * time.Second, ToolWait: time.Second}})
+	require.ErrorIs(t, l.s.EndTurn("nobody", EndInTool), ErrUnknown)
+	l.turn("a", 1, 16, Local, EndOfTurn)
+	require.NoError(t, l.s.EndTurn("a", EndInTool))
+	l.now += Time(5 * time.Second)
+	l.turn("", 2, 8, Local, EndOfTurn)
+	require.Zero(t, l.s.cache.Stats().Leases, "a tool does not take so long")
+	l.turn("b", 3, 16, Local, EndOfTurn)
+	require.NoError(t, l.s.EndTurn("b", EndOfSession))
+	require.Zero(t, l.s.cache.Stats().Leases)
+}
+
+func TestLeasesLearnFromReturns(t *testing.T) {
+	ss := newSessions(LeaseConfig{})
+	require.Equal(t, 252*time.Second, ss.waits[EndOfTurn].within(2), "126 s and two deviations of half as much")
+	for range 50 {
+		ss.waits[EndOfTurn].add(10)
+	}
+	require.InDelta(t, 10, ss.waits[EndOfTurn].within(2).Seconds(), 3)
+}
+
+// A lease never takes room from a session that is expected, but does from one
+// that is overdue.
+func TestLeasesUnderPressure(t *testing.T) {
+	l := newLeaser(t, 16, AppendConfig{Enable: true, Lease: &LeaseConfig{TurnWait: 10 * time.Second, Spread: 0.001}})
+	l.turn("a", 1, 16, Local, EndOfTurn)
+	l.turn("b", 2, 16, Local, EndOfTurn)
+	l.turn("c", 3, 16, Local, EndOfTurn)
+	require.EqualValues(t, 2, l.s.Stats().Leases, "half of 16 blocks is room for two prefixes of four")
+	l.now += Time(11 * time.Second)
+	l.turn("d", 4, 16, Local, EndOfTurn)
+	require.EqualValues(t, 3, l.s.Stats().Leases)
+}
+
+func TestSessionsAreForgotten(t *testing.T) {
+	l := newLeaser(t, 12, AppendConfig{Enable: true, Lease: &LeaseConfig{}})
+	ss := l.s.appends.sessions
+	for i := range maxSessions + 100 {
+		e := &sessionState{}
+		name := string(rune('a'+i%26)) + time.Duration(i).String()
+		ss.byName[name] = e
+		ss.note(name, e)
+	}
+	ss.trim(l.s)
+	require.Len(t, ss.byName, maxSessions)
+	require.Len(t, ss.left, maxSessions)
+}
