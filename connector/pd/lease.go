@@ -17,6 +17,7 @@ type held struct {
 	name     string
 	lease    Lease
 	open     []transport.Capability // per KV group
+	life     time.Duration          // of the first term; 0: the usual one
 	deadline time.Time              // ends then unless renewed
 	last     time.Time              // cannot be renewed beyond
 	seq      uint64
@@ -53,7 +54,11 @@ func (l *leases) add(h *held, now time.Time) {
 	defer l.mu.Unlock()
 	l.seq++
 	h.seq = l.seq
-	h.deadline, h.last = now.Add(l.life), now.Add(l.hold)
+	life := l.life
+	if h.life > 0 {
+		life = h.life
+	}
+	h.deadline, h.last = now.Add(life), now.Add(max(l.hold, life))
 	if h.deadline.After(h.last) {
 		h.deadline = h.last
 	}
@@ -81,7 +86,9 @@ func (l *leases) renew(r leaseRef, now time.Time) leaseState {
 		return leaseState{}
 	}
 	l.byTime.Delete(h)
-	h.deadline = now.Add(l.life)
+	if d := now.Add(l.life); d.After(h.deadline) {
+		h.deadline = d
+	}
 	if h.deadline.After(h.last) {
 		h.deadline = h.last
 	}
@@ -105,6 +112,17 @@ func (l *leases) take(r leaseRef) *held {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h := l.find(r)
+	if h != nil {
+		l.remove(h)
+	}
+	return h
+}
+
+// own removes a lease that this engine itself ends; nil if there is none.
+func (l *leases) own(id connector.RequestID) *held {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	h := l.m[id]
 	if h != nil {
 		l.remove(h)
 	}

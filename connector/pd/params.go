@@ -133,15 +133,19 @@ func ParseParams(raw []byte) (*Params, error) {
 	return p, p.check()
 }
 
-// check reports what a remote prefill lacks.
+// check reports what the name of a peer's blocks lacks.
 func (p *Params) check() error {
+	why := "a value, as do_remote_prefill is true"
 	if !p.DoRemotePrefill {
-		return nil
+		if !p.DoRemoteDecode || p.EngineID == "" {
+			return nil
+		}
+		why = "a value, as remote_engine_id is set"
 	}
 	var errs []error
 	need := func(field string, have bool) {
 		if !have {
-			errs = append(errs, &ParamError{field, "a value, as do_remote_prefill is true", "none"})
+			errs = append(errs, &ParamError{field, why, "none"})
 		}
 	}
 	need("remote_engine_id", p.EngineID != "")

@@ -66,6 +66,7 @@ type SchedulerConfig struct {
 	Lease     time.Duration // of a finished prompt's blocks; default 30 s
 	MaxHold   time.Duration // of the blocks, however often the lease was renewed; default 480 s
 	Load      time.Duration // deadline of a load; default 60 s
+	Reverse   ReverseConfig // off by default
 }
 
 func (c SchedulerConfig) withDefaults() SchedulerConfig {
@@ -79,6 +80,7 @@ func (c SchedulerConfig) withDefaults() SchedulerConfig {
 	if c.Load == 0 {
 		c.Load = 60 * time.Second
 	}
+	c.Reverse = c.Reverse.withDefaults()
 	return c
 }
 
@@ -108,6 +110,7 @@ func (c SchedulerConfig) Validate() error {
 	if c.Lease < 0 || c.MaxHold < 0 || c.Load < 0 {
 		errs = append(errs, errors.New("pd: negative duration"))
 	}
+	errs = append(errs, c.Reverse.validate())
 	return errors.Join(errs...)
 }
 
@@ -118,6 +121,8 @@ type SchedulerStats struct {
 	Empty     uint64 // of them those whose local hit was full
 	Early     uint64 // of them those that ended before they were loaded
 	Holds     uint64 // finished prompts whose blocks were kept for a decoder
+	Offered   uint64 // finished turns whose blocks were kept for the next turn's prefiller
+	Slower    uint64 // reverse pulls not made because computing was predicted to be faster
 	Unknown   uint64 // completions of requests that wait for none
 	Duplicate uint64 // completions that came twice from one worker
 }
@@ -128,6 +133,8 @@ type Scheduler struct {
 	cfg   SchedulerConfig
 	pulls map[connector.RequestID]*pull
 	holds map[connector.RequestID]*completions
+	turns offers // of finished turns
+	speed speed
 	ops   []connector.Op
 	stats SchedulerStats
 }
@@ -139,10 +146,12 @@ var (
 
 // pull is a request whose prompt a peer has computed.
 type pull struct {
-	params *Params
-	phase  phase
-	ended  bool // the request is gone; the entry waits for its load
-	done   completions
+	params  *Params
+	phase   phase
+	reverse bool // D's blocks are read by P
+	slower  bool // and that was predicted to take longer than computing
+	ended   bool // the request is gone; the entry waits for its load
+	done    completions
 }
 
 type phase uint8
@@ -186,26 +195,38 @@ func (s *Scheduler) Stats() SchedulerStats { return s.stats }
 func (s *Scheduler) Live() int { return len(s.pulls) + len(s.holds) }
 
 // Added begins to renew the lease of a request that comes with a peer's
-// blocks.
+// blocks. A lease that this engine will not use is released at once.
 func (s *Scheduler) Added(r *connector.Request) {
 	p, ok := connector.ParamsOf[*Params](r)
-	if !ok || p == nil || !p.DoRemotePrefill || s.cfg.Role == Producer {
+	if !ok || p == nil || p.EngineID == "" {
 		return
 	}
-	s.pulls[r.ID] = &pull{params: p}
+	q := &pull{params: p}
+	switch {
+	case p.DoRemotePrefill && s.cfg.Role != Producer:
+	case p.DoRemoteDecode && !p.DoRemotePrefill && s.cfg.Role != Consumer:
+		q.reverse = true
+	default:
+		return
+	}
+	s.pulls[r.ID] = q
 	s.stats.Tracked++
+	if q.reverse && !s.cfg.Reverse.Enable {
+		s.release(r.ID, q)
+		return
+	}
 	s.ops = append(s.ops, connector.Op{Kind: connector.OpRenew, Request: r.ID, Payload: refOf(p)})
 }
 
-// Lookup offers the prompt's tokens that P has computed and that are not
-// local, once.
+// Lookup offers the prompt's tokens that the peer has computed and that are
+// not local, once.
 func (s *Scheduler) Lookup(r *connector.Request, local int) connector.Answer {
 	q := s.pulls[r.ID]
 	if q == nil || q.phase != queued {
 		return connector.Answer{}
 	}
 	n := s.remoteTokens(q.params, r.Prompt) - local
-	if n <= 0 {
+	if n <= 0 || q.reverse && !s.worthwhile(q, n) {
 		return connector.Answer{}
 	}
 	return connector.Answer{Tokens: n, Async: true, Timeout: s.cfg.Load}
@@ -229,6 +250,7 @@ func (s *Scheduler) remoteTokens(p *Params, prompt int) int {
 // Allocated stages the read of the blocks that are not local, or the release
 // when there are none.
 func (s *Scheduler) Allocated(r *connector.Request, tables connector.Tables, local, external int) {
+	s.endTurn(r.Session) // the next turn holds its blocks now
 	q := s.pulls[r.ID]
 	if q == nil || q.phase != queued {
 		return
@@ -275,6 +297,7 @@ func (s *Scheduler) Preempting(*connector.Request, connector.Tables, int) bool {
 // Finished releases P's blocks if D never read them, and keeps a finished
 // prompt's blocks if a decoder is to come.
 func (s *Scheduler) Finished(r *connector.Request, tables connector.Tables, end connector.End) connector.Hold {
+	s.endTurn(r.Session)
 	if q := s.pulls[r.ID]; q != nil {
 		switch q.phase {
 		case queued:
@@ -289,25 +312,36 @@ func (s *Scheduler) Finished(r *connector.Request, tables connector.Tables, end 
 		}
 	}
 	p, ok := connector.ParamsOf[*Params](r)
-	if !ok || p == nil || !p.DoRemoteDecode || s.cfg.Role == Consumer || !end.Reason.Complete() || tables.Blocks() == 0 {
+	if !ok || p == nil || !end.Reason.Complete() || tables.Blocks() == 0 {
 		return connector.Hold{}
 	}
-	return s.hold(r, tables, end)
+	switch {
+	case p.DoRemoteDecode && s.cfg.Role != Consumer:
+		s.stats.Holds++
+		out := s.hold(r, tables, end, 0)
+		out.DoRemotePrefill, out.NumTokens = true, min(end.Computed, r.Prompt)
+		// The worker ends the hold; the scheduler's own deadline is behind it.
+		return connector.Hold{Delay: true, Timeout: s.cfg.MaxHold + s.cfg.Lease, Params: out}
+	case !p.DoRemoteDecode && s.cfg.Role != Producer && s.cfg.Reverse.Enable:
+		return s.offerTurn(r, tables, end)
+	}
+	return connector.Hold{}
 }
 
-func (s *Scheduler) hold(r *connector.Request, tables connector.Tables, end connector.End) connector.Hold {
-	s.stats.Holds++
+// hold keeps a request's blocks under a lease, whose first term is life or the
+// usual one, and names them.
+func (s *Scheduler) hold(r *connector.Request, tables connector.Tables, end connector.End, life time.Duration) *Params {
 	s.holds[r.ID] = &completions{}
 	lease := Lease{Slot: r.ID.Slot(), Generation: r.ID.Generation()}
 	lease.Secret = s.secret(lease)
 	blocks := tables.Clone()
 	s.ops = append(s.ops, connector.Op{
 		Kind: connector.OpSend, Request: r.ID, Tokens: connector.Range{To: end.Computed}, Blocks: blocks,
-		Payload: &sendPayload{name: r.Name, lease: lease},
+		Payload: &sendPayload{name: r.Name, lease: lease, life: life},
 	})
 	out := &Params{
-		DoRemotePrefill: true, EngineID: s.cfg.Self.EngineID, RequestID: r.Name, Host: s.cfg.Self.Host, Port: s.cfg.Self.Port,
-		BlockSize: s.cfg.BlockSize, NumTokens: min(end.Computed, r.Prompt), NumPrompt: ceilDiv(r.Prompt, s.cfg.BlockSize),
+		EngineID: s.cfg.Self.EngineID, RequestID: r.Name, Host: s.cfg.Self.Host, Port: s.cfg.Self.Port,
+		BlockSize: s.cfg.BlockSize, NumTokens: end.Computed, NumPrompt: ceilDiv(r.Prompt, s.cfg.BlockSize),
 		Lease: lease, Mode: "pull", Blocks: make([][]kvcache.BlockID, len(blocks)),
 	}
 	for g := range blocks {
@@ -317,8 +351,7 @@ func (s *Scheduler) hold(r *connector.Request, tables connector.Tables, end conn
 		last := int(r.Tokens[n-1])
 		out.LastToken = &last
 	}
-	// The worker ends the hold; the scheduler's own deadline is behind it.
-	return connector.Hold{Delay: true, Timeout: s.cfg.MaxHold + s.cfg.Lease, Params: out}
+	return out
 }
 
 // secret is a function of the key and the lease's name, so that this side
@@ -347,6 +380,9 @@ func (s *Scheduler) Completed(ev connector.Event) {
 			s.stats.Duplicate++
 			return
 		}
+		if t, ok := ev.Payload.(Transfer); ok {
+			s.speed.note(t)
+		}
 		if all {
 			q.phase = over
 			if q.ended {
@@ -365,6 +401,7 @@ func (s *Scheduler) Completed(ev connector.Event) {
 		}
 		if all {
 			delete(s.holds, ev.Request)
+			s.turns.forget(ev.Request)
 		}
 	}
 }
@@ -399,7 +436,11 @@ func refOf(p *Params) ref {
 type sendPayload struct {
 	name  string
 	lease Lease
+	life  time.Duration // of the first term; 0: the usual one
 }
+
+// ownPayload goes with OpRelease: the lease is this engine's own.
+type ownPayload struct{ id connector.RequestID }
 
 // loadPayload goes with OpLoad. remote has the peer's block for each local one.
 type loadPayload struct {

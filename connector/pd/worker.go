@@ -276,8 +276,13 @@ func (w *Worker) submit(op *connector.Op) {
 			}
 		}
 	case connector.OpRelease:
-		if r, ok := op.Payload.(ref); ok {
-			w.release(r)
+		switch p := op.Payload.(type) {
+		case ref:
+			w.release(p)
+		case ownPayload:
+			if h := w.leases.own(p.id); h != nil {
+				w.wg.Go(func() { w.end(h) })
+			}
 		}
 	case connector.OpCancel:
 		w.mu.Lock()
@@ -312,7 +317,7 @@ func (w *Worker) release(r ref) {
 
 // keep begins a lease on the blocks of a finished prompt.
 func (w *Worker) keep(op *connector.Op, p *sendPayload) {
-	h := &held{request: op.Request, name: p.name, lease: p.lease}
+	h := &held{request: op.Request, name: p.name, lease: p.lease, life: p.life}
 	for g, blocks := range op.Blocks {
 		var regions []transport.RegionID
 		for _, r := range w.id.Regions {
