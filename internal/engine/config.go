@@ -220,7 +220,11 @@ func (c Config) Validate() error {
 	if d.DrainTimeout < 0 {
 		bad("drain-timeout is %v, must not be negative", d.DrainTimeout)
 	}
-	errs = append(errs, d.KVTransfer.validate(), d.validateAppend())
+	for _, err := range []error{d.KVTransfer.validate(), d.validateAppend()} {
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
 	return errors.Join(errs...)
 }
 
@@ -257,13 +261,21 @@ func (k KVTransfer) validate() error {
 	return errors.Join(errs...)
 }
 
-// validateAppend keeps the rules of Decoder Append-Prefill: a decoder that pulls
-// its KV, with prefix caching on. On a prefiller the switch has no effect.
+// validateAppend keeps the rules of a decoder's switches: append-prefill needs
+// an engine that pulls its KV, with prefix caching on, and giving preempted
+// requests up needs a prefiller that takes them. On a prefiller the switches
+// have no effect.
 func (c Config) validateAppend() error {
-	if !c.Additional.Scheduler.DecoderAppendPrefill || c.KVTransfer.Role == RoleProducer {
+	if c.KVTransfer.Role == RoleProducer {
 		return nil
 	}
 	var errs []error
+	if c.Additional.Scheduler.Recompute && c.KVTransfer.Role != RoleConsumer {
+		errs = append(errs, fmt.Errorf("recompute_scheduler_enable needs kv_role %s, not %q", RoleConsumer, c.KVTransfer.Role))
+	}
+	if !c.Additional.Scheduler.DecoderAppendPrefill {
+		return errors.Join(errs...)
+	}
 	if c.KVTransfer.Role != RoleConsumer {
 		errs = append(errs, fmt.Errorf("decoder_append_prefill_enable needs kv_role %s, not %q", RoleConsumer, c.KVTransfer.Role))
 	}
