@@ -3,15 +3,9 @@ package tcp
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/binary"
 	"io"
-	"math/big"
 	"net"
 	"runtime"
 	"sync/atomic"
@@ -270,15 +264,13 @@ func TestLongIdleConnectionIsReplaced(t *testing.T) {
 	}
 }
 
-func TestWrongCertificateNameIsRefused(t *testing.T) {
-	ca := newAuthority(t)
-	other := newAuthority(t)
-	serve := func(name string, a *authority) Config {
-		cert := a.issue(t, name)
-		return Config{
-			ServerTLS: &tls.Config{Certificates: []tls.Certificate{cert}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: ca.pool},
-			ClientTLS: &tls.Config{Certificates: []tls.Certificate{cert}, RootCAs: ca.pool},
-		}
+func TestWrongCertificatesAreRefused(t *testing.T) {
+	ca, other := conformance.NewAuthority(t), conformance.NewAuthority(t)
+	serve := func(name string, a *conformance.Authority) Config {
+		cert, key := a.Issue(t, name)
+		server, client, err := MutualTLS(cert, key, ca.File)
+		require.NoError(t, err)
+		return Config{ServerTLS: server, ClientTLS: client}
 	}
 	for _, c := range []struct {
 		name   string
@@ -312,45 +304,12 @@ func TestWrongCertificateNameIsRefused(t *testing.T) {
 			require.ErrorContains(t, err, c.want)
 		})
 	}
+	cert, key := ca.Issue(t, "127.0.0.1")
+	for _, files := range [][3]string{{"none", key, ca.File}, {cert, "none", ca.File}, {cert, key, "none"}, {cert, key, key}} {
+		_, _, err := MutualTLS(files[0], files[1], files[2])
+		require.Error(t, err)
+	}
 	t.Run("conformance", func(t *testing.T) {
 		conformance.Run(t, open(serve("127.0.0.1", ca)))
 	})
-}
-
-// authority signs certificates for tests.
-type authority struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	pool *x509.CertPool
-}
-
-func newAuthority(t *testing.T) *authority {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	tmpl := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test authority"}, NotBefore: time.Now().Add(-time.Hour),
-		NotAfter: time.Now().Add(time.Hour), IsCA: true, KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
-	require.NoError(t, err)
-	cert, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
-	pool := x509.NewCertPool()
-	pool.AddCert(cert)
-	return &authority{cert, key, pool}
-}
-
-func (a *authority) issue(t *testing.T, ip string) tls.Certificate {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	tmpl := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: ip}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.ParseIP(ip)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		KeyUsage: x509.KeyUsageDigitalSignature,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.cert, &key.PublicKey, a.key)
-	require.NoError(t, err)
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
