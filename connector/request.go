@@ -36,6 +36,9 @@ type Request struct {
 	Session string          // empty if the request belongs to none
 	Params  any             // opaque connector parameters as the caller gave them; see [ParamsOf]
 	Route   Route           // where the caller expects the prompt's KV to come from
+
+	Namespace kvcache.Namespace // only requests of equal namespaces share KV
+	SkipRead  bool              // the request reads no KV that another one computed
 }
 
 // Route says where the KV of a request's prompt is expected to come from.

@@ -131,7 +131,10 @@ func (s *Scheduler) Add(req Request) (RequestID, error) {
 	r.setLimits(s.maxLen)
 	s.slots.put(r)
 	s.names[req.ID] = r
-	r.view = connector.Request{ID: r.id, Name: req.ID, Session: req.Session, Params: req.Params, Route: req.Route}
+	r.view = connector.Request{
+		ID: r.id, Name: req.ID, Session: req.Session, Params: req.Params, Route: req.Route,
+		Namespace: req.Namespace, SkipRead: req.SkipCacheRead,
+	}
 	s.stats.Added++
 	s.dirty = true
 	if r.grammar && req.Grammar != GrammarReady {
