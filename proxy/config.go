@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -69,6 +70,37 @@ type Config struct {
 	ClientTimeout  time.Duration // for one write to a slow client; 0 means 30 s
 	BodyTimeout    time.Duration // until a request's header and body are read; 0 means 60 s
 
+	// MaxConnections bounds the connections of clients; 0 bounds nothing.
+	MaxConnections int
+	// TenantConcurrency bounds the requests of one tenant that are under way,
+	// TenantQueue those that wait, QueueTimeout how long: beyond it the answer
+	// is a 429. A TenantConcurrency of 0 bounds nothing; a QueueTimeout of 0
+	// means 30 s. A tenant is an API key, or all requests without one.
+	TenantConcurrency, TenantQueue int
+	QueueTimeout                   time.Duration
+	// Clients are the API keys that may use the proxy; none means that keys are
+	// not checked.
+	Clients Clients
+	// TLS serves clients over TLS; nil serves them in plain.
+	TLS *tls.Config
+	// BackendTLS speaks TLS to every instance; nil speaks plain HTTP.
+	BackendTLS *tls.Config
+
+	// ScrapeEvery is how often the load gauges of instances are read; 0 means
+	// 1 s, negative never.
+	ScrapeEvery time.Duration
+	// InstancesFile is watched for the set of instances, beside those of the
+	// configuration at the start; empty means none.
+	InstancesFile string
+	// WatchEvery is how often it is looked at; 0 means 1 s.
+	WatchEvery time.Duration
+	// JoinInterval and JoinTries say how often and how many times an instance
+	// that joins is asked whether it is ready; 0 means 10 s and 3.
+	JoinInterval time.Duration
+	JoinTries    int
+
+	// AccessLog logs a line per request.
+	AccessLog bool
 	// TraceFile is appended a JSON line per request; empty means none.
 	TraceFile string
 	// RouteHeader adds X-Sluice-Route with route and reason to answers.
@@ -118,6 +150,18 @@ func (c Config) withDefaults() Config {
 	if c.MaxHeader == 0 {
 		c.MaxHeader = 64 << 10
 	}
+	if c.JoinTries == 0 {
+		c.JoinTries = 3
+	}
+	if c.MaxSessions == 0 {
+		c.MaxSessions = 1_000_000
+	}
+	c.Breaker = c.Breaker.WithDefaults()
+	def(&c.SessionTTL, time.Hour)
+	def(&c.QueueTimeout, 30*time.Second)
+	def(&c.ScrapeEvery, time.Second)
+	def(&c.WatchEvery, time.Second)
+	def(&c.JoinInterval, 10*time.Second)
 	def(&c.RetryDelay, time.Millisecond)
 	def(&c.ConnectTimeout, 5*time.Second)
 	def(&c.PrefillTimeout, 10*time.Minute)
@@ -144,10 +188,10 @@ func (c Config) Validate() error {
 		}
 		seen[kind+addr] = kind
 	}
-	if len(c.Prefillers) == 0 {
+	if len(c.Prefillers) == 0 && c.InstancesFile == "" {
 		errs = append(errs, errors.New("no prefiller is given"))
 	}
-	if len(c.Decoders) == 0 {
+	if len(c.Decoders) == 0 && c.InstancesFile == "" {
 		errs = append(errs, errors.New("no decoder is given"))
 	}
 	for _, p := range c.Prefillers {
@@ -162,12 +206,15 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("decoder %q: there is no pool %q", d.Addr, d.Pool))
 		}
 	}
-	for name, v := range map[string]int64{
+	numbers := map[string]int64{
 		"max retries": int64(c.MaxRetries), "max body": c.MaxBody, "max answer": c.MaxAnswer, "max header": int64(c.MaxHeader), "max sessions": int64(c.MaxSessions),
 		"retry delay": int64(c.RetryDelay), "session ttl": int64(c.SessionTTL), "connect timeout": int64(c.ConnectTimeout), "prefill timeout": int64(c.PrefillTimeout),
+		"max connections": int64(c.MaxConnections), "concurrency per tenant": int64(c.TenantConcurrency), "queue per tenant": int64(c.TenantQueue), "queue timeout": int64(c.QueueTimeout),
+		"watch interval": int64(c.WatchEvery), "join interval": int64(c.JoinInterval), "join tries": int64(c.JoinTries),
 		"first timeout": int64(c.FirstTimeout), "idle timeout": int64(c.IdleTimeout), "client timeout": int64(c.ClientTimeout), "body timeout": int64(c.BodyTimeout),
-	} {
-		if v < 0 {
+	}
+	for _, name := range slices.Sorted(maps.Keys(numbers)) {
+		if v := numbers[name]; v < 0 {
 			errs = append(errs, fmt.Errorf("%s is negative", name))
 		}
 	}

@@ -27,9 +27,17 @@ func (p *Proxy) instances() (prefillers, decoders []string) {
 	return prefillers, decoders
 }
 
+// scheme is how instances are spoken to.
+func (p *Proxy) scheme() string {
+	if p.cfg.BackendTLS != nil {
+		return "https"
+	}
+	return "http"
+}
+
 func (p *Proxy) small(ctx context.Context, method, addr, path, query string) (*http.Response, error) {
 	req := (&http.Request{
-		Method: method, URL: &url.URL{Scheme: "http", Host: addr, Path: path, RawQuery: query}, Host: addr,
+		Method: method, URL: &url.URL{Scheme: p.scheme(), Host: addr, Path: path, RawQuery: query}, Host: addr,
 		Header: http.Header{}, ProtoMajor: 1, ProtoMinor: 1,
 	}).WithContext(ctx)
 	if p.cfg.APIKey != "" {
@@ -40,6 +48,10 @@ func (p *Proxy) small(ctx context.Context, method, addr, path, query string) (*h
 
 // models answers with the list of the first instance that gives one.
 func (p *Proxy) models(w http.ResponseWriter, r *http.Request) {
+	if _, problem := p.tenant(r); problem != nil {
+		problem.Write(w)
+		return
+	}
 	prefillers, decoders := p.instances()
 	for _, addr := range append(prefillers, decoders...) {
 		if body, ok := p.modelsOf(r.Context(), addr); ok {
@@ -85,6 +97,10 @@ func (p *Proxy) healthcheck(w http.ResponseWriter, _ *http.Request) {
 // resetPrefixCache fans out to all instances with the client's query: 200 when
 // all did it, else 500 with those that failed.
 func (p *Proxy) resetPrefixCache(w http.ResponseWriter, r *http.Request) {
+	if _, problem := p.tenant(r); problem != nil {
+		problem.Write(w)
+		return
+	}
 	prefillers, decoders := p.instances()
 	all := append(prefillers, decoders...)
 	ok := make([]bool, len(all))
@@ -123,8 +139,13 @@ func (p *Proxy) endSession(w http.ResponseWriter, r *http.Request) {
 		openai.BadRequest("id", "the session id is empty").Write(w)
 		return
 	}
+	tenant, problem := p.tenant(r)
+	if problem != nil {
+		problem.Write(w)
+		return
+	}
 	p.mu.Lock()
-	known := p.router.EndSession(route.KeyOf(tenantOf(r), id))
+	known := p.router.EndSession(route.KeyOf(tenant, id))
 	p.mu.Unlock()
 	if !known {
 		openai.NotFound("the session is not known").Write(w)

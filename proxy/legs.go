@@ -130,7 +130,7 @@ func (x *exchange) send(ctx context.Context, c call) (*http.Response, error) {
 		h.Set(k, v)
 	}
 	req := (&http.Request{
-		Method: http.MethodPost, URL: &url.URL{Scheme: "http", Host: c.target.Decoder, Path: x.at.path}, Host: c.target.Decoder,
+		Method: http.MethodPost, URL: &url.URL{Scheme: x.p.scheme(), Host: c.target.Decoder, Path: x.at.path}, Host: c.target.Decoder,
 		Header: h, Body: &pieces{parts: parts}, ContentLength: int64(size), ProtoMajor: 1, ProtoMinor: 1,
 		GetBody: func() (io.ReadCloser, error) { return &pieces{parts: parts}, nil },
 	}).WithContext(ctx)

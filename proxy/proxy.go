@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/net/netutil"
 
 	"github.com/sluice-serving/sluice/internal/openai"
 	"github.com/sluice-serving/sluice/proxy/route"
@@ -29,8 +32,14 @@ type Proxy struct {
 	closed bool
 	turns  sync.WaitGroup // requests inside the handler
 
+	gate    *gate
+	last    decisions
+	full    sync.Map // share of FULL graph steps by Decoder address, as scraped
+	started time.Time
+
+	ctx  context.Context // of the proxy's own goroutines
 	stop context.CancelFunc
-	own  sync.WaitGroup // goroutines of the proxy itself
+	own  sync.WaitGroup
 }
 
 // New makes a Proxy; the error joins all that is wrong with the configuration.
@@ -39,7 +48,7 @@ func New(cfg Config) (*Proxy, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	p := &Proxy{cfg: cfg, pools: map[string]*Backend{}}
+	p := &Proxy{cfg: cfg, pools: map[string]*Backend{}, started: time.Now()}
 	try := cfg.Unknown == UnknownTry || (cfg.Unknown == UnknownAuto && cfg.Placement == route.PlaceHash)
 	p.router = route.New(route.Config{
 		Append: cfg.Append, Placement: cfg.Placement, TryUnknown: try,
@@ -64,6 +73,8 @@ func New(cfg Config) (*Proxy, error) {
 		IdleConnTimeout:       90 * time.Second,
 		WriteBufferSize:       64 << 10,
 		ReadBufferSize:        16 << 10,
+		TLSClientConfig:       cfg.BackendTLS,
+		ForceAttemptHTTP2:     false,
 		ResponseHeaderTimeout: 0, // each leg has its own
 	}
 	if cfg.TraceFile != "" {
@@ -74,8 +85,16 @@ func New(cfg Config) (*Proxy, error) {
 		p.trace = t
 	}
 	p.metrics = newMetrics(p)
-	_, p.stop = context.WithCancel(context.Background())
+	p.gate = newGate(cfg.TenantConcurrency, cfg.TenantQueue, cfg.QueueTimeout)
+	p.ctx, p.stop = context.WithCancel(context.Background())
 	p.routes()
+	if cfg.ScrapeEvery > 0 {
+		p.own.Go(func() { p.watchLoad(p.ctx) })
+	}
+	p.own.Go(func() { p.watchNames(p.ctx) })
+	if cfg.InstancesFile != "" {
+		p.own.Go(func() { p.watchFile(p.ctx) })
+	}
 	return p, nil
 }
 
@@ -112,8 +131,8 @@ func (p *Proxy) Close() error {
 	p.mu.Lock()
 	p.closed = true
 	p.mu.Unlock()
-	p.turns.Wait()
 	p.stop()
+	p.turns.Wait()
 	p.own.Wait()
 	p.transport.CloseIdleConnections()
 	return p.trace.close()
@@ -173,7 +192,14 @@ func (p *Proxy) Handler() http.Handler {
 // Server is an http.Server for the proxy with its limits set. The caller
 // serves and shuts it down, then calls Close.
 func (p *Proxy) Server() *http.Server {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	protocols.SetUnencryptedHTTP2(true)
 	return &http.Server{
+		Protocols:         protocols,
+		TLSConfig:         p.cfg.TLS,
+		ErrorLog:          slog.NewLogLogger(p.cfg.Logger.Handler(), slog.LevelDebug),
 		Handler:           p.Handler(),
 		MaxHeaderBytes:    p.cfg.MaxHeader,
 		ReadHeaderTimeout: p.cfg.BodyTimeout,
@@ -186,8 +212,17 @@ func (p *Proxy) Server() *http.Server {
 // proxy.
 func (p *Proxy) Serve(ctx context.Context, l net.Listener, grace time.Duration) error {
 	srv := p.Server()
+	if p.cfg.MaxConnections > 0 {
+		l = netutil.LimitListener(l, p.cfg.MaxConnections)
+	}
 	failed := make(chan error, 1)
-	go func() { failed <- srv.Serve(l) }()
+	go func() {
+		if p.cfg.TLS != nil {
+			failed <- srv.ServeTLS(l, "", "")
+		} else {
+			failed <- srv.Serve(l)
+		}
+	}()
 	var err error
 	select {
 	case err = <-failed:

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"strconv"
 	"strings"
@@ -67,12 +68,21 @@ func (p *Proxy) turn(at endpoint) http.HandlerFunc {
 		x.id = requestID(r.Header.Get("X-Request-Id"))
 		x.out = answer{w: w, flush: http.NewResponseController(w), timeout: p.cfg.ClientTimeout}
 		w.Header().Set("X-Request-Id", x.id)
-		query, problem := x.read()
-		if problem != nil {
-			problem.Write(w)
-			p.metrics.requests.WithLabelValues("none", strconv.Itoa(problem.Status)).Inc()
+		var problem *openai.Error
+		if x.tenant, problem = p.tenant(r); problem != nil {
+			x.refuse(problem)
 			return
 		}
+		query, problem := x.read()
+		if problem != nil {
+			x.refuse(problem)
+			return
+		}
+		if err := p.gate.enter(r.Context(), x.tenant); err != nil {
+			x.refuse(openai.TooMany(max(int(p.cfg.QueueTimeout/time.Second/2), 1), "%v", err))
+			return
+		}
+		defer p.gate.leave(x.tenant)
 		p.mu.Lock()
 		var d route.Decision
 		x.turn, d = p.router.Begin(x.start, query)
@@ -82,9 +92,19 @@ func (p *Proxy) turn(at endpoint) http.HandlerFunc {
 	}
 }
 
+// refuse answers a request that never became a turn.
+func (x *exchange) refuse(problem *openai.Error) {
+	problem.Write(x.w)
+	x.p.metrics.requests.WithLabelValues("none", strconv.Itoa(problem.Status)).Inc()
+	if x.p.cfg.AccessLog {
+		x.p.cfg.Logger.Info("request", "id", x.id, "path", x.at.path, "status", problem.Status, "error", problem.Type, "took", time.Since(x.start))
+	}
+}
+
 // run takes a turn through its legs.
 func (x *exchange) run(d route.Decision) {
 	x.line.Route, x.line.Reason = d.Route.String(), string(d.Reason)
+	x.announce()
 	if d.Route == route.Local {
 		res := x.local(d)
 		switch res.verdict {
@@ -98,11 +118,21 @@ func (x *exchange) run(d route.Decision) {
 		x.p.router.Missed(x.turn)
 		x.p.mu.Unlock()
 		x.line.Route, x.line.Reason = "fallback", res.reason
+		x.announce()
 		took := time.Since(x.start)
 		x.line.FellMillis = millis(took)
 		x.p.metrics.fallback.Observe(took.Seconds())
 	}
 	x.rounds()
+}
+
+// announce names the route in the answer's header, where that is wanted, and
+// in the log at debug level.
+func (x *exchange) announce() {
+	if x.p.cfg.RouteHeader {
+		x.w.Header().Set("X-Sluice-Route", x.line.Route+"; reason="+x.line.Reason)
+	}
+	x.p.cfg.Logger.LogAttrs(x.r.Context(), slog.LevelDebug, "decision", slog.String("id", x.id), slog.String("route", x.line.Route), slog.String("reason", x.line.Reason))
 }
 
 // read reads and checks the body and finds out what the router needs to know.
@@ -121,7 +151,6 @@ func (x *exchange) read() (route.Query, *openai.Error) {
 			return route.Query{}, openai.BadRequest(key, "%s must be a number that is not negative", key)
 		}
 	}
-	x.tenant = tenantOf(x.r)
 	q := route.Query{Bytes: len(raw)}
 	if x.p.cfg.Append {
 		x.session, _ = route.Resolve(x.p.cfg.Sources, x)
@@ -258,11 +287,15 @@ func (x *exchange) finish() {
 		m.tokens.WithLabelValues("cached").Add(float64(x.outcome.CachedTokens))
 		m.tokens.WithLabelValues("suffix").Add(float64(max(x.outcome.PromptTokens-x.outcome.CachedTokens, 0)))
 	}
-	if x.p.trace != nil {
-		x.line.Event, x.line.RequestID, x.line.Session = "route", x.id, printable(x.session, 128)
-		x.line.Status, x.line.Millis = status, millis(now.Sub(x.start))
-		x.line.Prompt, x.line.Cached = x.outcome.PromptTokens, x.outcome.CachedTokens
-		x.p.trace.write(x.line)
+	x.line.Event, x.line.RequestID, x.line.Session = "route", x.id, printable(x.session, 128)
+	x.line.Status, x.line.Millis = status, millis(now.Sub(x.start))
+	x.line.Prompt, x.line.Cached = x.outcome.PromptTokens, x.outcome.CachedTokens
+	x.p.trace.write(x.line)
+	x.p.last.note(now, &x.line, x.outcome.OutputTokens)
+	if x.p.cfg.AccessLog {
+		x.p.cfg.Logger.Info("request", "id", x.id, "path", x.at.path, "status", status, "route", x.line.Route, "reason", x.line.Reason,
+			"decoder", x.line.Decoder, "rank", x.line.Rank, "prompt_tokens", x.line.Prompt, "cached_tokens", x.line.Cached, "output_tokens", x.outcome.OutputTokens,
+			"ttft_ms", x.line.FirstMillis, "took", now.Sub(x.start))
 	}
 }
 
@@ -286,9 +319,6 @@ func requestID(given string) string {
 	_, _ = rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
 }
-
-// tenantOf separates the sessions of different API keys; empty without a key.
-func tenantOf(r *http.Request) string { return r.Header.Get("Authorization") }
 
 // scopedSession is the session id that the engine sees: the client's own when
 // it has no tenant and is fit for a header, else the digest of both.

@@ -5,34 +5,40 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-serving/sluice/proxy"
-	"github.com/sluice-serving/sluice/proxy/route"
 )
 
 // listFlags may be followed by several values, with commas or spaces between them.
 var listFlags = []string{"prefiller-hosts", "prefiller-ports", "decoder-hosts", "decoder-ports", "decoder-dp-size", "session-sources"}
 
+// proxyFlags are what the command line says beside the configuration file.
 type proxyFlags struct {
+	proxy.File
 	host                           string
 	port                           int
 	prefillerHosts, prefillerPorts []string
 	decoderHosts, decoderPorts     []string
-	decoderSizes, sources          []string
-	placement, unknown, logLevel   string
-	retryDelay                     float64 // seconds
-	drain                          time.Duration
-	cfg                            proxy.Config
+	decoderSizes                   []string
+	backend                        string
+	suffix, appendTokens, attempts int
+	tpot                           time.Duration
+	continued                      bool
+	retryDelay, waitInterval       float64 // seconds
+	config                         string
+	check                          bool
+	set                            *pflag.FlagSet
 }
 
 func newProxyCmd() *cobra.Command {
-	var f proxyFlags
 	cmd := &cobra.Command{
 		Use:   "proxy",
 		Short: "Run the session-affine P/D proxy",
@@ -42,12 +48,18 @@ List flags take values separated by commas or by spaces. Hosts and ports are
 paired in order. With --enable-decoder-append-prefill the turns of a session,
 named by the header X-Session-ID or the body member conversation_id, are
 attempted on the Decoder and rank that served the session before, and fall back
-to the ordinary P/D route when that Decoder no longer holds the prefix.`,
+to the ordinary P/D route when that Decoder no longer holds the prefix.
+
+A configuration file says the same and more; flags override it. --check prints
+the effective configuration, with the rules of every Decoder pool, and ends.
+The key for the backends comes from OPENAI_API_KEY.`,
 		DisableFlagParsing: true, // list flags with spaces are joined first
 	}
+	f := &proxyFlags{}
 	f.define(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := cmd.Flags().Parse(proxy.JoinLists(args, listFlags...)); err != nil {
+		args = proxy.JoinLists(args, listFlags...)
+		if err := cmd.Flags().Parse(args); err != nil {
 			return err
 		}
 		if help, err := cmd.Flags().GetBool("help"); err == nil && help {
@@ -56,12 +68,39 @@ to the ordinary P/D route when that Decoder no longer holds the prefix.`,
 		if rest := cmd.Flags().Args(); len(rest) > 0 {
 			return fmt.Errorf("unexpected argument %q", rest[0])
 		}
-		return f.run(cmd)
+		if f.config == "" {
+			return f.run(cmd)
+		}
+		file, err := readProxyFile(f.config)
+		if err != nil {
+			return err
+		}
+		over := &proxyFlags{File: file}
+		fs := pflag.NewFlagSet("proxy", pflag.ContinueOnError)
+		over.define(fs)
+		if err := fs.Parse(args); err != nil {
+			return err
+		}
+		return over.run(cmd)
 	}
 	return cmd
 }
 
+func readProxyFile(path string) (proxy.File, error) {
+	src, err := os.Open(path)
+	if err != nil {
+		return proxy.File{}, err
+	}
+	defer src.Close()
+	return proxy.ReadFile(src)
+}
+
+// define binds the flags; what the file already says is their default.
 func (f *proxyFlags) define(fs *pflag.FlagSet) {
+	f.set = fs
+	duration := func(to *proxy.Duration, name, usage string) {
+		fs.DurationVar((*time.Duration)(to), name, time.Duration(*to), usage)
+	}
 	fs.StringVar(&f.host, "host", "127.0.0.1", "address to listen on")
 	fs.IntVar(&f.port, "port", 8000, "port to listen on; 0 takes a free one")
 	fs.StringSliceVar(&f.prefillerHosts, "prefiller-hosts", nil, "hosts of the Prefillers")
@@ -69,95 +108,187 @@ func (f *proxyFlags) define(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&f.decoderHosts, "decoder-hosts", nil, "hosts of the Decoders")
 	fs.StringSliceVar(&f.decoderPorts, "decoder-ports", nil, "ports of the Decoders")
 	fs.StringSliceVar(&f.decoderSizes, "decoder-dp-size", nil, "data-parallel ranks behind each Decoder address: one number for all, or one for each")
-	fs.BoolVar(&f.cfg.Append, "enable-decoder-append-prefill", false, "attempt follow-up turns on the Decoder that holds the session")
-	fs.StringSliceVar(&f.sources, "session-sources", nil, "places that name a session, in order (default X-Session-ID,conversation_id)")
-	fs.StringVar(&f.placement, "placement", "load", "where sessions without an owner go: load or hash")
-	fs.StringVar(&f.unknown, "unknown-followups", "auto", "follow-ups of unknown sessions: auto (try with hash placement), try or pd")
-	fs.DurationVar(&f.cfg.SessionTTL, "session-ttl", time.Hour, "how long an unused session is remembered")
-	fs.IntVar(&f.cfg.MaxSessions, "max-sessions", 1_000_000, "sessions remembered at most")
-	fs.IntVar(&f.cfg.MaxRetries, "max-retries", 3, "P/D rounds for one request, each on instances that have not failed it")
+	fs.BoolVar(&f.AppendPrefill, "enable-decoder-append-prefill", f.AppendPrefill, "attempt follow-up turns on the Decoder that holds the session")
+	fs.StringVar(&f.backend, "backend", "sluice", "how the Decoders are asked and refuse: sluice, vllm-ascend, cache-threshold, llm-d or plain")
+	fs.IntVar(&f.suffix, "max-suffix-tokens", -1, "longest predicted suffix that is attempted; 0 is no bound, -1 the preset's")
+	fs.IntVar(&f.appendTokens, "max-append-tokens-in-flight", -1, "predicted suffix tokens attempted at a time per rank; 0 is no bound, -1 the preset's")
+	fs.IntVar(&f.attempts, "max-local-attempts", -1, "attempts at a time per rank; 0 is no bound, -1 the preset's")
+	fs.DurationVar(&f.tpot, "tpot-target", 0, "time per output token of a rank's streams above which nothing is attempted there; 0 is none")
+	fs.BoolVar(&f.continued, "continue-recomputed", false, "continue answers that a Decoder gives up, from their token ids")
+	fs.StringSliceVar(&f.Sessions.Sources, "session-sources", f.Sessions.Sources, "places that name a session, in order (default X-Session-ID,conversation_id)")
+	fs.StringVar(&f.Sessions.Placement, "placement", f.Sessions.Placement, "where sessions without an owner go: load or hash (default load)")
+	fs.StringVar(&f.Sessions.Unknown, "unknown-followups", f.Sessions.Unknown, "follow-ups of unknown sessions: auto (try with hash placement), try or pd (default auto)")
+	duration(&f.Sessions.TTL, "session-ttl", "how long an unused session is remembered (default 1h)")
+	fs.IntVar(&f.Sessions.Max, "max-sessions", f.Sessions.Max, "sessions remembered at most (default 1000000)")
+	fs.IntVar(&f.Retry.Max, "max-retries", f.Retry.Max, "P/D rounds for one request, each on instances that have not failed it (default 3)")
 	fs.Float64Var(&f.retryDelay, "retry-delay", 0.001, "seconds before the second round, doubled for each later one")
-	fs.Int64Var(&f.cfg.MaxBody, "max-body-bytes", 32<<20, "longest request body")
-	fs.DurationVar(&f.cfg.PrefillTimeout, "prefill-timeout", 10*time.Minute, "until a Prefiller has answered")
-	fs.DurationVar(&f.cfg.FirstTimeout, "first-timeout", 10*time.Minute, "until a Decoder begins its answer")
-	fs.DurationVar(&f.cfg.IdleTimeout, "idle-timeout", 5*time.Minute, "between two parts of an answer")
-	fs.DurationVar(&f.drain, "drain-timeout", 30*time.Second, "time for running requests at shutdown")
-	fs.StringVar(&f.cfg.TraceFile, "trace-file", "", "append a JSON line per request to this file")
-	fs.BoolVar(&f.cfg.RouteHeader, "route-header", false, "add X-Sluice-Route to answers")
-	fs.StringVar(&f.logLevel, "log-level", "info", "debug, info, warning or error")
+	fs.IntVar(&f.Join.Tries, "max-waiting-retries", f.Join.Tries, "times an instance that joins is asked whether it is ready (default 3)")
+	fs.Float64Var(&f.waitInterval, "waiting-retry-interval", 10, "seconds between them")
+	fs.Int64Var(&f.Limits.MaxBody, "max-body-bytes", f.Limits.MaxBody, "longest request body (default 32 MiB)")
+	fs.IntVar(&f.Limits.MaxConnections, "max-connections", f.Limits.MaxConnections, "client connections at a time; 0 is no bound")
+	fs.IntVar(&f.Limits.PerTenant, "tenant-concurrency", f.Limits.PerTenant, "requests of one API key at a time; 0 is no bound")
+	fs.IntVar(&f.Limits.Queue, "tenant-queue", f.Limits.Queue, "requests of one API key that wait; beyond it the answer is 429")
+	duration(&f.Timeouts.Prefill, "prefill-timeout", "until a Prefiller has answered (default 10m)")
+	duration(&f.Timeouts.First, "first-timeout", "until a Decoder begins its answer (default 10m)")
+	duration(&f.Timeouts.Idle, "idle-timeout", "between two parts of an answer (default 5m)")
+	duration(&f.Drain, "drain-timeout", "time for running requests at shutdown (default 30s)")
+	duration(&f.ScrapeEvery, "scrape-interval", "how often the load gauges of instances are read; negative is never (default 1s)")
+	fs.StringVar(&f.InstancesFile, "instances-file", f.InstancesFile, "file with the set of instances, watched")
+	fs.StringVar(&f.Admin.Listen, "admin-listen", f.Admin.Listen, "host:port of the admin listener with the status page; none by default")
+	fs.StringVar(&f.Admin.TokenFile, "admin-token-file", f.Admin.TokenFile, "file with the admin listener's token (or SLUICE_ADMIN_TOKEN)")
+	fs.StringVar(&f.TLS.Cert, "tls-cert", f.TLS.Cert, "certificate of the proxy")
+	fs.StringVar(&f.TLS.Key, "tls-key", f.TLS.Key, "its key")
+	fs.StringVar(&f.TLS.BackendCA, "backend-ca", f.TLS.BackendCA, "speak TLS to the instances and trust this authority")
+	fs.StringVar(&f.Keys.ClientsFile, "api-keys-file", f.Keys.ClientsFile, "accept only these API keys: a key a line, or name=key")
+	fs.BoolVar(&f.Keys.Pass, "pass-authorization", f.Keys.Pass, "send the client's Authorization to the instances")
+	fs.StringVar(&f.TraceFile, "trace-file", f.TraceFile, "append a JSON line per request to this file")
+	fs.BoolVar(&f.RouteHeader, "route-header", f.RouteHeader, "add X-Sluice-Route to answers")
+	fs.BoolVar(&f.AccessLog, "access-log", f.AccessLog, "log a line per request")
+	fs.StringVar(&f.LogLevel, "log-level", f.LogLevel, "debug, info, warning or error (default info)")
+	fs.StringVar(&f.config, "config", "", "configuration file in YAML")
+	fs.BoolVar(&f.check, "check", false, "print the effective configuration and end")
 }
 
-// config is the proxy's configuration as the flags and the environment say.
-func (f *proxyFlags) config() (proxy.Config, error) {
-	cfg := f.cfg
-	var errs []error
-	keep := func(err error) {
-		if err != nil {
-			errs = append(errs, err)
+// merge takes what the flags say about instances and times into the file.
+func (f *proxyFlags) merge() error {
+	prefillers, errP := proxy.Addresses("prefiller", f.prefillerHosts, f.prefillerPorts)
+	decoders, errD := proxy.Addresses("decoder", f.decoderHosts, f.decoderPorts)
+	list, errL := proxy.DecoderList(decoders, f.decoderSizes)
+	if err := errors.Join(errP, errD, errL); err != nil {
+		return err
+	}
+	if len(prefillers) > 0 {
+		f.Prefillers = prefillers
+	}
+	if len(list) > 0 {
+		pool := proxy.FilePool{Backend: f.backend}
+		for _, d := range list {
+			pool.Instances = append(pool.Instances, proxy.FileNode{Addr: d.Addr, Ranks: d.Ranks})
 		}
+		f.Decoders = []proxy.FilePool{pool}
 	}
-	var err error
-	cfg.Prefillers, err = proxy.Addresses("prefiller", f.prefillerHosts, f.prefillerPorts)
-	keep(err)
-	decoders, err := proxy.Addresses("decoder", f.decoderHosts, f.decoderPorts)
-	keep(err)
-	cfg.Decoders, err = proxy.DecoderList(decoders, f.decoderSizes)
-	keep(err)
-	for _, name := range f.sources {
-		s, err := route.ParseSource(name)
-		keep(err)
-		cfg.Sources = append(cfg.Sources, s)
+	for i := range f.Decoders {
+		f.pool(&f.Decoders[i])
 	}
-	switch f.placement {
-	case "load":
-		cfg.Placement = route.PlaceLoad
-	case "hash":
-		cfg.Placement = route.PlaceHash
-	default:
-		keep(fmt.Errorf("--placement %q: give load or hash", f.placement))
+	if f.set.Changed("retry-delay") {
+		f.Retry.Delay = proxy.Duration(f.retryDelay * float64(time.Second))
 	}
-	switch f.unknown {
-	case "auto":
-		cfg.Unknown = proxy.UnknownAuto
-	case "try":
-		cfg.Unknown = proxy.UnknownTry
-	case "pd":
-		cfg.Unknown = proxy.UnknownPD
-	default:
-		keep(fmt.Errorf("--unknown-followups %q: give auto, try or pd", f.unknown))
+	if f.set.Changed("waiting-retry-interval") {
+		f.Join.Interval = proxy.Duration(f.waitInterval * float64(time.Second))
 	}
-	cfg.RetryDelay = time.Duration(f.retryDelay * float64(time.Second))
-	cfg.APIKey = os.Getenv("OPENAI_API_KEY")
-	var level slog.Level
-	name := f.logLevel
-	if name == "warning" {
+	if f.Listen == "" || f.set.Changed("host") || f.set.Changed("port") {
+		f.Listen = net.JoinHostPort(f.host, strconv.Itoa(f.port))
+	}
+	return proxy.CheckListen(f.Listen)
+}
+
+// pool applies the flags that concern every pool.
+func (f *proxyFlags) pool(p *proxy.FilePool) {
+	guard := func() *proxy.FileGuard {
+		if p.Guard == nil {
+			p.Guard = &proxy.FileGuard{}
+		}
+		return p.Guard
+	}
+	if f.suffix >= 0 {
+		guard().MaxSuffixTokens = &f.suffix
+	}
+	if f.appendTokens >= 0 {
+		guard().MaxAppendTokensInFlight = &f.appendTokens
+	}
+	if f.attempts >= 0 {
+		guard().MaxLocalAttempts = &f.attempts
+	}
+	if f.set.Changed("tpot-target") {
+		guard().TPOTTarget = (*proxy.Duration)(&f.tpot)
+	}
+	if f.set.Changed("continue-recomputed") {
+		p.Continue = &f.continued
+	}
+}
+
+func (f *proxyFlags) logger() (*slog.Logger, error) {
+	name := f.LogLevel
+	switch name {
+	case "":
+		name = "info"
+	case "warning":
 		name = "warn"
 	}
+	var level slog.Level
 	if err := level.UnmarshalText([]byte(name)); err != nil {
-		keep(fmt.Errorf("--log-level %q: give debug, info, warning or error", f.logLevel))
+		return nil, fmt.Errorf("log level %q: give debug, info, warning or error", f.LogLevel)
 	}
-	cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-	if len(errs) == 0 {
-		keep(cfg.Validate())
-	}
-	return cfg, errors.Join(errs...)
+	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})), nil
 }
 
 func (f *proxyFlags) run(cmd *cobra.Command) error {
-	cfg, err := f.config()
+	errMerge := f.merge()
+	logger, errLog := f.logger()
+	if err := errors.Join(errMerge, errLog); err != nil {
+		return err
+	}
+	cfg, token, err := f.Load()
 	if err != nil {
+		return err
+	}
+	cfg.APIKey, cfg.Logger = os.Getenv("OPENAI_API_KEY"), logger
+	out := cmd.OutOrStdout()
+	if f.check {
+		text, err := proxy.Effective(cfg, f.Listen)
+		if err != nil {
+			return err
+		}
+		_, err = out.Write(text)
 		return err
 	}
 	p, err := proxy.New(cfg)
 	if err != nil {
 		return err
 	}
-	l, err := net.Listen("tcp", net.JoinHostPort(f.host, strconv.Itoa(f.port)))
+	l, err := net.Listen("tcp", f.Listen)
 	if err != nil {
 		return errors.Join(err, p.Close())
 	}
-	if _, err := fmt.Fprintf(cmd.OutOrStdout(), "listening on http://%s\n", l.Addr()); err != nil {
+	scheme := "http"
+	if cfg.TLS != nil {
+		scheme = "https"
+	}
+	var admin net.Listener
+	if f.Admin.Listen != "" {
+		if admin, err = net.Listen("tcp", f.Admin.Listen); err != nil {
+			return errors.Join(err, l.Close(), p.Close())
+		}
+		_, err = fmt.Fprintf(out, "admin on http://%s/ui\n", admin.Addr())
+	}
+	_, err2 := fmt.Fprintf(out, "listening on %s://%s\n", scheme, l.Addr())
+	if err := errors.Join(err, err2); err != nil {
 		return errors.Join(err, l.Close(), p.Close())
 	}
-	return p.Serve(cmd.Context(), l, f.drain)
+	drain := time.Duration(f.Drain)
+	if drain == 0 {
+		drain = 30 * time.Second
+	}
+	group, ctx := errgroup.WithContext(cmd.Context())
+	if admin != nil {
+		srv := &http.Server{Handler: p.Admin(token), ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second}
+		group.Go(func() error {
+			if err := srv.Serve(admin); !errors.Is(err, http.ErrServerClosed) {
+				return err
+			}
+			return nil
+		})
+		group.Go(func() error {
+			<-ctx.Done()
+			return srv.Close()
+		})
+	}
+	group.Go(func() error {
+		err := p.Serve(ctx, l, drain)
+		if err == nil && ctx.Err() == nil {
+			err = errors.New("the proxy stopped serving")
+		}
+		return err
+	})
+	return group.Wait()
 }

@@ -10,7 +10,8 @@ type BreakerConfig struct {
 	MaxCooldown time.Duration
 }
 
-func (c BreakerConfig) withDefaults() BreakerConfig {
+// WithDefaults fills in what is zero.
+func (c BreakerConfig) WithDefaults() BreakerConfig {
 	if c.Failures == 0 {
 		c.Failures = 3
 	}

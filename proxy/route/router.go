@@ -49,7 +49,7 @@ func (c Config) withDefaults() Config {
 	if c.ColdWindow <= 0 {
 		c.ColdWindow = time.Minute
 	}
-	c.Breaker = c.Breaker.withDefaults()
+	c.Breaker = c.Breaker.WithDefaults()
 	return c
 }
 
