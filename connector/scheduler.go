@@ -151,6 +151,32 @@ func HasRecovery(c Scheduler, id RequestID) bool {
 	return false
 }
 
+// Tier is implemented by connectors that keep KV of earlier requests outside
+// the device, so that a prompt that continues one of them need not be computed
+// again.
+type Tier interface {
+	// Restorable says how many tokens beyond the first local ones could be
+	// brought back for the request, and how long that is expected to take. It
+	// starts nothing; a Lookup that follows offers the same tokens.
+	Restorable(r *Request, local int) (tokens int, takes time.Duration)
+}
+
+// Restorable asks c, or the connectors that it is made of, for the most tokens
+// that a tier could bring back. c may be nil.
+func Restorable(c Scheduler, r *Request, local int) (tokens int, takes time.Duration) {
+	if t, ok := c.(Tier); ok {
+		tokens, takes = t.Restorable(r, local)
+	}
+	if m, ok := c.(Composite); ok {
+		for _, child := range m.SubConnectors() {
+			if n, d := Restorable(child, r, local); n > tokens {
+				tokens, takes = n, d
+			}
+		}
+	}
+	return tokens, takes
+}
+
 // Delivery is implemented by connectors whose requests must hand their KV on
 // (a prefiller's). Output that arrives for such a request after it was
 // preempted is dropped, because its KV has to be computed again anyway.

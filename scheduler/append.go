@@ -1,6 +1,10 @@
 package scheduler
 
-import "github.com/sluice-serving/sluice/connector"
+import (
+	"time"
+
+	"github.com/sluice-serving/sluice/connector"
+)
 
 // appendVerdict is what the rule for append attempts makes of a request that
 // is about to be admitted.
@@ -50,6 +54,15 @@ func (s *Scheduler) isAppend(r *request) bool {
 func (s *Scheduler) unusable(r *request, hit int32) RefusalReason {
 	c := &s.cfg.Append
 	total := r.total()
+	var takes time.Duration
+	if c.Tier == RestoreFromTier && s.conn != nil && !s.appends.draining {
+		// What a tier brings back counts as cached if that is faster than the
+		// other route.
+		n, d := connector.Restorable(s.conn, r.known(), int(hit))
+		if n > 0 && (r.req.RemoteETA == 0 || d < r.req.RemoteETA) {
+			hit, takes = hit+int32(n), d
+		}
+	}
 	switch {
 	case s.appends.draining:
 		return Draining
@@ -59,7 +72,7 @@ func (s *Scheduler) unusable(r *request, hit int32) RefusalReason {
 		return BelowMinPrefix
 	case c.MaxSuffixTokens > 0 && total-hit > int32(c.MaxSuffixTokens):
 		return SuffixTooLong
-	case c.Overload == CompareRemote && r.req.RemoteETA > 0 && s.localETA(total-hit) > r.req.RemoteETA:
+	case c.Overload == CompareRemote && r.req.RemoteETA > 0 && takes+s.localETA(total-hit) > r.req.RemoteETA:
 		return Busy
 	}
 	return NotRefused

@@ -35,6 +35,9 @@ type AppendConfig struct {
 	Governor *GovernorConfig
 	// Lease keeps the KV of sessions between their turns. Nil: nothing is kept.
 	Lease *LeaseConfig
+	// Tier lets a prefix that a connector can bring back from outside the device
+	// count as cached.
+	Tier TierUse
 	// RemoteShare is the share of a step's budget, in [0, 1), that attempts
 	// leave alone while requests whose KV comes from a Prefiller wait for it.
 	RemoteShare float64
@@ -56,6 +59,24 @@ func (o Overload) String() string {
 		return "compare"
 	}
 	return fmt.Sprintf("Overload(%d)", uint8(o))
+}
+
+// TierUse says whether append attempts use KV outside the device.
+type TierUse uint8
+
+const (
+	DeviceOnly      TierUse = iota // only what is cached on the device counts
+	RestoreFromTier                // what a connector.Tier brings back faster than the other route counts too
+)
+
+func (t TierUse) String() string {
+	switch t {
+	case DeviceOnly:
+		return "device_only"
+	case RestoreFromTier:
+		return "restore"
+	}
+	return fmt.Sprintf("TierUse(%d)", uint8(t))
 }
 
 // Guarded is the profile for Decoders under load: all guards on.
@@ -87,6 +108,9 @@ func (c AppendConfig) validate(bad func(field, format string, args ...any)) {
 	}
 	if c.Overload > CompareRemote {
 		bad("Append.Overload", "has the unknown value %d", c.Overload)
+	}
+	if c.Tier > RestoreFromTier {
+		bad("Append.Tier", "has the unknown value %d", c.Tier)
 	}
 	if !(c.RemoteShare >= 0 && c.RemoteShare < 1) {
 		bad("Append.RemoteShare", "is %v, must lie in [0, 1)", c.RemoteShare)

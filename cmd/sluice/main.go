@@ -19,6 +19,7 @@ var commands = []func() *cobra.Command{
 	newBenchCmd,
 	newExplainCmd,
 	newServeCmd,
+	newSimCmd,
 	newVersionCmd,
 	newProxyCmd,
 	newGoldenCmd,

@@ -426,9 +426,14 @@ func (c *Cluster) began(g *group, s *slot) {
 			at := c.now
 			if w.tokens > 0 {
 				at += Seconds(c.cfg.TransferAt + c.cfg.Transfer*float64(w.tokens))
+				if w.from < 0 {
+					at = c.now + Time(r.link.host.takes(w.tokens))
+				}
 				c.cal.push(at, eventKV, r.index, 0, uint64(w.id))
 			}
-			c.cal.push(at, eventSent, w.from, 0, uint64(w.peer))
+			if w.from >= 0 {
+				c.cal.push(at, eventSent, w.from, 0, uint64(w.peer))
+			}
 		}
 		r.link.work = r.link.work[:0]
 	}
@@ -524,7 +529,7 @@ func (c *Cluster) output(r *rank, o *scheduler.Output) error {
 	if n := len(o.Tokens); n > 0 {
 		if tr.rec.Out == 0 {
 			tr.rec.First = c.now + Seconds(c.cfg.Hop)
-			tr.rec.Cached = o.Cached
+			tr.rec.Cached = o.Cached + o.External
 			if tr.stage == attempted {
 				tr.rec.Route = Hit
 			}

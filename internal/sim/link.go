@@ -1,6 +1,10 @@
 package sim
 
-import "github.com/sluice-serving/sluice/connector"
+import (
+	"time"
+
+	"github.com/sluice-serving/sluice/connector"
+)
 
 // transfer is what the front door says about a request's KV: the opaque
 // connector parameters of a request in the simulator.
@@ -18,6 +22,7 @@ type transfer struct {
 type link struct {
 	connector.Base
 	work []linkWork
+	host *tier // nil: none
 }
 
 // linkWork is one transfer or release that the last plan began.
@@ -28,19 +33,37 @@ type linkWork struct {
 	tokens int // 0: only a release
 }
 
-var _ connector.Scheduler = (*link)(nil)
+var (
+	_ connector.Scheduler = (*link)(nil)
+	_ connector.Tier      = (*link)(nil)
+)
 
 func (l *link) Lookup(r *connector.Request, local int) connector.Answer {
 	t, ok := connector.ParamsOf[*transfer](r)
-	if !ok || t.from < 0 || t.used || t.tokens <= local {
-		return connector.Answer{}
+	switch {
+	case !ok || t.used:
+	case t.from < 0:
+		if n, _ := l.Restorable(r, local); n > 0 {
+			return connector.Answer{Tokens: n, Async: true}
+		}
+	case t.tokens > local:
+		return connector.Answer{Tokens: t.tokens - local, Async: true}
 	}
-	return connector.Answer{Tokens: t.tokens - local, Async: true}
+	return connector.Answer{}
+}
+
+// Restorable is what the host tier has for an append attempt.
+func (l *link) Restorable(r *connector.Request, local int) (int, time.Duration) {
+	if l.host == nil || r.Route != connector.AppendPrefill {
+		return 0, 0
+	}
+	n := l.host.beyond(r, local)
+	return n, l.host.takes(n)
 }
 
 func (l *link) Allocated(r *connector.Request, _ connector.Tables, _, external int) {
 	t, ok := connector.ParamsOf[*transfer](r)
-	if !ok || t.from < 0 || t.used {
+	if !ok || t.used || t.from < 0 && external == 0 {
 		return
 	}
 	t.used = true
@@ -48,6 +71,9 @@ func (l *link) Allocated(r *connector.Request, _ connector.Tables, _, external i
 }
 
 func (l *link) Finished(r *connector.Request, _ connector.Tables, end connector.End) connector.Hold {
+	if l.host != nil && r.Session != "" && end.Reason.Complete() {
+		l.host.save(r.Session, r.Tokens[:end.Computed])
+	}
 	t, ok := connector.ParamsOf[*transfer](r)
 	switch {
 	case !ok:

@@ -17,6 +17,8 @@ type RankConfig struct {
 	Caching   kvcache.Caching
 	Leases    float64 // share of the pool that leases may cover; 0: the cache's default
 	Cost      Cost
+	Host      int     // tokens that the rank's host tier holds; 0: no tier
+	Restore   float64 // seconds to bring one of them back
 }
 
 // rank is one scheduler over one cache.
@@ -43,6 +45,9 @@ func newRank(index int32, cfg RankConfig) (*rank, error) {
 		return nil, err
 	}
 	r := &rank{index: index, cache: cache, link: &link{}, cost: cfg.Cost, late: map[scheduler.RequestID]int32{}}
+	if cfg.Host > 0 {
+		r.link.host = newTier(cfg.Host, cfg.Restore)
+	}
 	opts := []scheduler.Option{scheduler.WithConnector(r.link)}
 	if cfg.Graphs.MaxNumSeqs > 0 {
 		d, err := graphs.New(cfg.Graphs)

@@ -34,6 +34,8 @@ type Config struct {
 	Output   int     // tokens
 	Seed     uint64
 	Padding  Padding
+	Left     int   // prompt tokens that are not imported; 0 = 1
+	Hold     int32 // most steps that a remainder is spread over to stay uniform; 0 = off
 
 	Graphs graphs.Config // K, policy, ladder, rows at most
 
@@ -73,6 +75,9 @@ func (c Config) Validate() error {
 	if c.Prompt < 2 || c.Output < 1 || c.Prompt > 1<<24 || c.Output > 1<<24 {
 		errs = append(errs, fmt.Errorf("tails: prompts of %d and outputs of %d tokens", c.Prompt, c.Output))
 	}
+	if c.Left < 0 || c.Left >= c.Prompt || c.Hold < 0 {
+		errs = append(errs, fmt.Errorf("tails: %d of %d prompt tokens left, spread over %d steps", c.Left, c.Prompt, c.Hold))
+	}
 	if c.PerRow < 0 || c.NonFull < 0 {
 		errs = append(errs, errors.New("tails: a time is negative"))
 	}
@@ -106,6 +111,7 @@ type request struct {
 	arrival, first, last float64
 	computed             int // tokens whose KV is there
 	left                 int // tokens to generate
+	now                  int // prompt tokens in this step
 }
 
 // Run plays one configuration.
@@ -140,15 +146,39 @@ func Run(c Config) (Result, error) {
 			Scheduled: rows.Scheduled[:0], Drafts: rows.Drafts[:0], Placeholders: rows.Placeholders[:0],
 			Computed: rows.Computed[:0], Prefill: rows.Prefill[:0],
 		}
+		hold := graphs.HoldInput{Most: c.Hold}
 		for _, r := range running {
-			rows.Append(graphs.Row{Scheduled: 1 + k, Drafts: k, Computed: int32(r.computed), Prefill: int32(c.Prompt)})
+			if r.now = 0; r.computed >= c.Prompt {
+				rows.Append(graphs.Row{Scheduled: 1 + k, Drafts: k, Computed: int32(r.computed), Prefill: int32(c.Prompt)})
+				hold.Decodes++
+			}
+		}
+		prompt := func(r *request) {
+			hold.Left, hold.Computed = int32(c.Prompt-r.computed), int32(r.computed)
+			n := graphs.HoldBack(hold)
+			if r.now = int(n); n == 1 && k == 0 {
+				hold.Decodes++
+			} else {
+				hold.Others++
+			}
+			rows.Append(graphs.Row{Scheduled: n, Computed: int32(r.computed), Prefill: int32(c.Prompt)})
+		}
+		for _, r := range running {
+			if r.computed < c.Prompt { // what was held back
+				prompt(r)
+			}
 		}
 		admitted := 0
 		for next < len(arrivals) && arrivals[next] <= now && len(running) < c.Graphs.MaxNumSeqs {
-			r := &request{arrival: arrivals[next], computed: c.Prompt - 1, left: c.Output}
+			r := &request{arrival: arrivals[next], computed: c.Prompt - max(c.Left, 1), left: c.Output}
 			next++
 			admitted++
 			running = append(running, r)
+			if c.Left > 1 {
+				prompt(r)
+				continue
+			}
+			r.now = 1
 			row := graphs.Row{Scheduled: 1, Computed: int32(r.computed), Prefill: int32(c.Prompt)}
 			in := graphs.PadInput{
 				Known: int32(c.Prompt), Computed: int32(r.computed), K: k, Bonus: c.Graphs.Bonus,
@@ -174,7 +204,10 @@ func Run(c Config) (Result, error) {
 
 		alive := running[:0]
 		for _, r := range running {
-			r.computed++ // drafts are never accepted here: they change the width of a row, not its pace
+			if r.computed += max(r.now, 1); r.computed < c.Prompt { // drafts are never accepted here: they change the width of a row, not its pace
+				alive = append(alive, r)
+				continue
+			}
 			r.left--
 			res.Tokens++
 			if r.first == 0 {

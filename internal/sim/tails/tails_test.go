@@ -10,7 +10,7 @@ import (
 	"github.com/sluice-serving/sluice/graphs"
 )
 
-const seeds = 16
+const seeds = 8
 
 // Under Strict every step that admits a request is lost: arrivals less those
 // that share a step. Under the policies that admit tails none is, and the share
@@ -117,6 +117,30 @@ func TestPaddedTails(t *testing.T) {
 			require.Equal(t, uint64(r.Admissions), r.Counts.Reasons[graphs.ReasonNonUniform]+r.Counts.Reasons[graphs.ReasonNoWidth])
 		}
 	}
+}
+
+// A remainder of two tokens leaves FULL; spread over two steps it does not,
+// which wins for everybody while such a step costs more than a further FULL
+// one, and loses time to the first token where it does not.
+func TestHoldBack(t *testing.T) {
+	run := func(hold int32, nonFull float64) Result {
+		c := Published(16, 4)
+		c.Left, c.Hold, c.NonFull = 2, hold, nonFull
+		r, err := Run(c)
+		require.NoError(t, err)
+		return r
+	}
+	plain, held := run(0, 2.8e-3), run(2, 2.8e-3)
+	require.Equal(t, plain.Tokens, held.Tokens)
+	require.Equal(t, uint64(plain.Admissions), plain.Counts.Steps()-plain.Counts.Modes[graphs.Full])
+	// Alone in a step a prompt keeps nobody uniform and is not held back.
+	require.Less(t, held.NonFullShare(), 0.1*plain.NonFullShare())
+	require.Less(t, held.MeanTPOT, plain.MeanTPOT)
+	require.Less(t, held.P99ITL, plain.P99ITL)
+	require.Less(t, held.TTFT, plain.TTFT)
+
+	plain, held = run(0, 0.2e-3), run(2, 0.2e-3)
+	require.Greater(t, held.TTFT, plain.TTFT)
 }
 
 // A policy changes nothing but the time of steps: where a step that is not FULL

@@ -1,0 +1,211 @@
+package sim
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/sluice-serving/sluice/kvcache"
+	"github.com/sluice-serving/sluice/scheduler"
+)
+
+// Arm is one way of serving a workload.
+type Arm struct {
+	Name    string
+	Cluster ClusterConfig
+}
+
+// The arms of the append-prefill preset. Each is also there with the suffix
+// "_async".
+const (
+	ArmPD          = "pd"                // ordinary P/D for every turn
+	ArmPDCache     = "pd_p_cache"        // the same, and the Prefiller reuses prefixes
+	ArmPlain       = "plain"             // append attempts, any prefix, nothing pinned, no governor
+	ArmGuarded     = "guarded"           // with thresholds, governor, leases, overload rule
+	ArmGuardedTier = "guarded_host_tier" // and a host tier
+	asyncSuffix    = "_async"
+)
+
+// publishedHits is the number of local hits in the published experiment's run.
+const publishedHits = 113
+
+// hostTokens is the host tier of one Decoder rank in tokens: 64 GiB at 96 KiB.
+const hostTokens = 64 << 30 / (96 << 10)
+
+// hostRestore is the time to bring one token's 96 KiB back at 20 GB/s.
+const hostRestore = 96 << 10 / 20e9
+
+// AppendPrefillArms are the arms over the published cluster with so many
+// blocks on each Decoder rank.
+func AppendPrefillArms(decodeBlocks int) []Arm {
+	base := PublishedCluster(decodeBlocks)
+	cached := base
+	cached.Prefill.Caching = kvcache.CachingOn
+	plain := base
+	plain.Route.Append = true
+	plain.Decode.Scheduler.Append.Enable = true
+	guarded := Guard(plain)
+	tiered := guarded
+	tiered.Decode.Host, tiered.Decode.Restore = hostTokens, hostRestore
+	tiered.Decode.Scheduler.Append.Tier = scheduler.RestoreFromTier
+	arms := []Arm{{ArmPD, base}, {ArmPDCache, cached}, {ArmPlain, plain}, {ArmGuarded, guarded}, {ArmGuardedTier, tiered}}
+	for _, a := range slices.Clone(arms) {
+		arms = append(arms, Arm{a.Name + asyncSuffix, Asynchronous(a.Cluster)})
+	}
+	return arms
+}
+
+// Guard turns a plain append-prefill cluster into a guarded one, whose clients
+// also announce the last turn of a session.
+func Guard(cfg ClusterConfig) ClusterConfig {
+	cfg.Decode.Scheduler.Append = scheduler.Guarded(cfg.Decode.Scheduler.MaxBatchedTokens)
+	cfg.Ends = EndsAnnounced
+	return cfg
+}
+
+// Capacity is the number of blocks of a Decoder rank with which the plain arm
+// hits as often as in the published run, or nearest to it. Of equally near
+// ones it is the smallest.
+func Capacity(load Workload) (blocks int, err error) {
+	best := -1
+	for b := 6 * 97; b <= 16*97; b += 97 / 4 {
+		cfg := PublishedCluster(b)
+		cfg.Route.Append = true
+		cfg.Decode.Scheduler.Append.Enable = true
+		cfg.Sample = 0
+		c, err := NewCluster(cfg, load)
+		if err != nil {
+			return 0, err
+		}
+		r, err := c.Run()
+		if err != nil {
+			return 0, err
+		}
+		if off := abs(r.Hits - publishedHits); best < 0 || off < best {
+			best, blocks = off, b
+		}
+	}
+	return blocks, nil
+}
+
+func abs(n int) int { return max(n, -n) }
+
+// ArmReport is what an arm gave, in the units of its names.
+type ArmReport struct {
+	Name         string  `json:"name"`
+	TotalS       float64 `json:"total_s"`
+	TTFTp50S     float64 `json:"ttft_p50_s"`
+	TTFTp95S     float64 `json:"ttft_p95_s"`
+	TPOTp50MS    float64 `json:"tpot_p50_ms"`
+	TPOTp95MS    float64 `json:"tpot_p95_ms"`
+	Hits         int     `json:"hits"`
+	Fallbacks    int     `json:"fallbacks"`
+	QueuePeak    int     `json:"queue_peak"`
+	NonFullShare float64 `json:"non_full_share"`
+
+	Requests        int            `json:"requests"`
+	OutputTokens    int            `json:"output_tokens"`
+	OutputPerS      float64        `json:"output_tokens_per_s"`
+	RequestsPerS    float64        `json:"requests_per_s"`
+	PrefillerCalls  int            `json:"prefiller_calls"`
+	PrefillerTokens int            `json:"prefiller_tokens"`
+	MixedShare      float64        `json:"mixed_step_share"`
+	Refusals        map[string]int `json:"refusals,omitempty"`
+	HitsByTurn      []int          `json:"hits_by_turn"`
+
+	result *Result
+}
+
+// Report is what a preset gave.
+type Report struct {
+	Preset       string      `json:"preset"`
+	DecodeBlocks int         `json:"decode_blocks_per_rank"`
+	BlockSize    int         `json:"block_size"`
+	Arms         []ArmReport `json:"arms"`
+}
+
+// Summarise computes the figures of a result.
+func Summarise(name string, r *Result) ArmReport {
+	ttft, tpot := r.Values((*Record).TTFT), r.Values((*Record).TPOT)
+	a := ArmReport{
+		Name: name, TotalS: r.Total,
+		TTFTp50S: Percentile(ttft, 50), TTFTp95S: Percentile(ttft, 95),
+		TPOTp50MS: 1e3 * Percentile(tpot, 50), TPOTp95MS: 1e3 * Percentile(tpot, 95),
+		Hits: r.Hits, Fallbacks: r.Fallbacks, QueuePeak: r.QueuePeak, NonFullShare: r.Decode.NonFullShare(),
+		Requests: len(r.Records), OutputTokens: r.OutputTokens, OutputPerS: float64(r.OutputTokens) / r.Total,
+		RequestsPerS: float64(len(r.Records)) / r.Total, PrefillerCalls: r.PrefillCalls, PrefillerTokens: r.PrefillTokens,
+		result: r,
+	}
+	if r.Decode.Steps > 0 {
+		a.MixedShare = float64(r.Decode.Mixed) / float64(r.Decode.Steps)
+	}
+	for i := range r.Records {
+		rec := &r.Records[i]
+		if rec.Route == Fallback {
+			if a.Refusals == nil {
+				a.Refusals = map[string]int{}
+			}
+			a.Refusals[rec.Reason]++
+		}
+		for int(rec.Turn) >= len(a.HitsByTurn) {
+			a.HitsByTurn = append(a.HitsByTurn, 0)
+		}
+		if rec.Route == Hit {
+			a.HitsByTurn[rec.Turn]++
+		}
+	}
+	return a
+}
+
+// Result is the run behind a report's figures.
+func (a *ArmReport) Result() *Result { return a.result }
+
+// RunArms plays a workload through each arm.
+func RunArms(preset string, blocks int, arms []Arm, load Workload) (*Report, error) {
+	rep := &Report{Preset: preset, DecodeBlocks: blocks}
+	for _, a := range arms {
+		c, err := NewCluster(a.Cluster, load)
+		if err != nil {
+			return nil, fmt.Errorf("arm %s: %w", a.Name, err)
+		}
+		r, err := c.Run()
+		if err != nil {
+			return nil, fmt.Errorf("arm %s: %w", a.Name, err)
+		}
+		rep.BlockSize = a.Cluster.Decode.BlockSize
+		rep.Arms = append(rep.Arms, Summarise(a.Name, r))
+	}
+	return rep, nil
+}
+
+// AppendPrefill runs the published experiment in all arms, with the Decoder's
+// pool at the published number of hits.
+func AppendPrefill() (*Report, error) {
+	load := PublishedWorkload()
+	blocks, err := Capacity(load)
+	if err != nil {
+		return nil, err
+	}
+	return RunArms("append-prefill", blocks, AppendPrefillArms(blocks), load)
+}
+
+// SharedPrompt is the same with a system prompt of 512 tokens that all
+// sessions have in common: every follow-up then finds some prefix.
+func SharedPrompt() (*Report, error) {
+	blocks, err := Capacity(PublishedWorkload())
+	if err != nil {
+		return nil, err
+	}
+	load := PublishedWorkload()
+	load.SharedPrompt = 512
+	return RunArms("shared-prompt", blocks, AppendPrefillArms(blocks), load)
+}
+
+// Arm finds an arm's report by name.
+func (r *Report) Arm(name string) (*ArmReport, bool) {
+	for i := range r.Arms {
+		if r.Arms[i].Name == name {
+			return &r.Arms[i], true
+		}
+	}
+	return nil, false
+}
