@@ -267,7 +267,7 @@ func TestFile(t *testing.T) {
 		"timeouts: {idle: 5}":           "no duration",
 		"append_prefill: maybe":         "cannot unmarshal",
 		"decoders: [{instances: [[]]}]": "instance is an address",
-		"decoders: [{instances: [{addr: a, x: 1}]}]": `no "x"`,
+		"decoders: [{instances: [{addr: a, x: 1}]}]":                                  `no "x"`,
 		"prefillers: [a:1]\ndecoders: [{backend: zzz, instances: [b:1]}]":             "unknown backend preset",
 		"prefillers: [a:1]\ndecoders: [{instances: [b:1]}, {instances: [c:1]}]":       "there twice",
 		"prefillers: [a:1]\ndecoders: [{instances: [b:1], refusals: [{}]}]":           "match everything",

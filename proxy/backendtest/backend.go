@@ -53,6 +53,8 @@ type Backend struct {
 	Prompt int
 	// PerToken and Prefill are the pace of a stream and the time before the first token.
 	PerToken, Prefill time.Duration
+	// Metrics is the answer of /metrics.
+	Metrics string
 	// InBand makes a Decoder refuse within a 200 answer instead of with 412.
 	InBand bool
 	// Hook, when not nil, may answer a request itself by giving true.
@@ -153,6 +155,12 @@ type request struct {
 func (b *Backend) serve(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
 	case "/health":
+		return
+	case "/metrics":
+		b.mu.Lock()
+		text := b.Metrics
+		b.mu.Unlock()
+		_, _ = io.WriteString(w, text)
 		return
 	case "/v1/models":
 		_, _ = io.WriteString(w, `{"object":"list","data":[{"id":"fake","object":"model","created":1,"owned_by":"test"}]}`)
