@@ -1,6 +1,10 @@
 package graphs
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/sluice-serving/sluice/internal/invariants"
+)
 
 // StepFlags are properties of a whole step.
 type StepFlags uint8
@@ -284,6 +288,9 @@ func (d *Dispatcher) choose(b Batch, tokens, uniform, bound int32, allowed ModeS
 		if k.Mode == Full {
 			dec.PaddedReqs = k.Reqs
 		}
+	}
+	if invariants.Enabled {
+		d.check(b, dec)
 	}
 	return dec
 }

@@ -97,6 +97,28 @@ func WholeDrafts(drafts, fit int32) int32 {
 	return 0
 }
 
+// HoldInput describes a running prompt with few tokens left and the step under
+// construction.
+type HoldInput struct {
+	Left     int32 // prompt tokens left
+	Computed int32 // tokens computed
+	Most     int32 // most steps that the remainder may be spread over; below 2 switches the rule off
+	Decodes  int32 // rows in the step that run as decodes of width 1
+	Others   int32 // rows in the step that do not
+}
+
+// HoldBack is how many prompt tokens to schedule now: one, where the remainder
+// is short, every other row runs as a decode of one token and so the whole
+// batch stays uniform, or all of them. Each step then replays a FULL graph
+// instead of one that does not, which pays where such a step costs more than
+// the further steps that the prompt waits for.
+func HoldBack(in HoldInput) int32 {
+	if in.Left > 1 && in.Left <= in.Most && in.Computed > 0 && in.Decodes > 0 && in.Others == 0 {
+		return 1
+	}
+	return in.Left
+}
+
 // KRange is the number of drafts for a range of batch sizes, both ends
 // included.
 type KRange struct{ From, To, K int }

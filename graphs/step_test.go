@@ -142,6 +142,18 @@ func TestPadSurvivesWholeOrGoes(t *testing.T) {
 	require.Zero(t, WholeDrafts(3, 2))
 }
 
+func TestHoldBack(t *testing.T) {
+	in := HoldInput{Left: 2, Computed: 127, Most: 2, Decodes: 3}
+	with := func(f func(*HoldInput)) HoldInput { x := in; f(&x); return x }
+	require.Equal(t, int32(1), HoldBack(in))
+	require.Equal(t, int32(2), HoldBack(with(func(x *HoldInput) { x.Most = 0 })), "off")
+	require.Equal(t, int32(3), HoldBack(with(func(x *HoldInput) { x.Left = 3 })), "too many")
+	require.Equal(t, int32(1), HoldBack(with(func(x *HoldInput) { x.Left = 1 })))
+	require.Equal(t, int32(2), HoldBack(with(func(x *HoldInput) { x.Computed = 0 })), "a fresh prompt is no tail")
+	require.Equal(t, int32(2), HoldBack(with(func(x *HoldInput) { x.Decodes = 0 })), "nobody to keep uniform")
+	require.Equal(t, int32(2), HoldBack(with(func(x *HoldInput) { x.Others = 1 })), "not uniform anyway")
+}
+
 // The metadata of recurrent layers follows the verdict.
 func TestDraftMarks(t *testing.T) {
 	marks := func(k int, rows ...Row) (out []int32) {

@@ -29,7 +29,7 @@ const (
 // Config describes one run. Times are in seconds.
 type Config struct {
 	Rate     float64 // arrivals per second
-	Duration float64 // Rate*Duration requests arrive, as load generators do it; all of them are finished
+	Duration float64 // Rate*Duration requests arrive, the last one then, as load generators scale their gaps; all are finished
 	Prompt   int     // tokens
 	Output   int     // tokens
 	Seed     uint64
@@ -268,6 +268,9 @@ func poisson(c Config) []float64 {
 		u := float64((z^z>>31)>>11) / (1 << 53)
 		t += -math.Log1p(-u) / c.Rate
 		out = append(out, t)
+	}
+	for i := range out { // the last one arrives at the end of the duration
+		out[i] *= c.Duration / out[len(out)-1]
 	}
 	return out
 }
