@@ -139,7 +139,7 @@ func (c *Cache) intern(ns Namespace) int32 {
 		return i
 	}
 	root, nd := c.t.newNode()
-	nd.isRoot = true
+	nd.flags = nodeRoot
 	i := c.freeSpace
 	if i != 0 {
 		c.freeSpace = c.spaces[i].next

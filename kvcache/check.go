@@ -126,14 +126,14 @@ func (k *checker) node(i int32) {
 	nd := c.t.at(i)
 	k.nodes++
 	firsts := map[string]int32{}
-	covers := int32(0)
-	if nd.isRoot {
+	covers, kids := int32(0), int32(0)
+	if nd.isRoot() {
 		if nd.n != 0 || nd.depth != 0 {
 			k.fail(3, "root %d has positions", i)
 		}
 	} else {
 		k.positions += int(nd.n)
-		if nd.n == 0 || int(nd.n) > 1<<nd.order || int(nd.n) > maxEdge {
+		if nd.n == 0 || int(nd.start)+int(nd.n) > 1<<nd.order || int(nd.n) > maxEdge {
 			k.fail(3, "node %d has %d positions in a run of %d", i, nd.n, 1<<nd.order)
 		}
 		k.copies(i, nd)
@@ -150,7 +150,7 @@ func (k *checker) node(i int32) {
 	}
 	for j := nd.child; j != 0; j = c.t.at(j).next {
 		ch := c.t.at(j)
-		if ch.parent != i || ch.depth != nd.depth+int32(nd.n) || ch.space != nd.space || ch.isRoot {
+		if ch.parent != i || ch.depth != nd.depth+int32(nd.n) || ch.space != nd.space || ch.isRoot() {
 			k.fail(3, "node %d is misfiled below %d", j, i)
 		}
 		first := string(tokenBytes(c.t.tokens(ch)[:c.bs]))
@@ -158,14 +158,19 @@ func (k *checker) node(i int32) {
 			k.fail(4, "siblings %d and %d begin with one block", other, j)
 		}
 		firsts[first] = j
-		if ch.key != c.t.hash(i, c.t.tokens(ch)[:c.bs]) || c.t.lookup(i, c.t.tokens(ch)[:c.bs], ch.key) != j {
-			k.fail(3, "node %d is not found in the child table", j)
+		if c.t.find(i, c.t.firstBlock(ch)) != j {
+			k.fail(3, "node %d is not found below %d", j, i)
 		}
-		k.entries++
+		if kids++; nd.flags&nodeHashed != 0 {
+			k.entries++
+		}
 		if ch.covers > 0 {
 			covers++
 		}
 		k.node(j)
+	}
+	if kids != nd.kids || kids >= hashFrom && nd.flags&nodeHashed == 0 || kids <= unhashFrom && nd.flags&nodeHashed != 0 {
+		k.fail(3, "node %d has %d children, says %d, flags %x", i, kids, nd.kids, nd.flags)
 	}
 	if covers != nd.covers {
 		k.fail(7, "node %d is covered %d times, says %d", i, covers, nd.covers)
@@ -173,7 +178,7 @@ func (k *checker) node(i int32) {
 	if nd.covers > 0 {
 		k.leasedPositions += int(nd.n)
 	}
-	if !nd.isRoot && nd.child == 0 && c.full == 0 {
+	if !nd.isRoot() && nd.child == 0 && c.full == 0 {
 		empty := true
 		for g := range c.groups {
 			empty = empty && c.head(nd, g, int(nd.n)-1) == NullBlock
@@ -250,8 +255,8 @@ func (k *checker) blocks() {
 	if c.blocks[NullBlock] != (block{}) {
 		k.fail(1, "the null block is in use")
 	}
-	if k.nodes != c.t.liveNodes || k.positions != c.t.positions || k.entries != c.t.entries {
-		k.fail(3, "%d nodes, %d positions, %d children; says %d, %d, %d", k.nodes, k.positions, k.entries, c.t.liveNodes, c.t.positions, c.t.entries)
+	if k.nodes != c.t.liveNodes || k.positions != c.t.positions || k.entries != c.t.children.entries {
+		k.fail(3, "%d nodes, %d positions, %d children; says %d, %d, %d", k.nodes, k.positions, k.entries, c.t.liveNodes, c.t.positions, c.t.children.entries)
 	}
 }
 

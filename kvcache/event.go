@@ -158,7 +158,7 @@ func (c *Cache) hashBefore(nd *node, hs []Hash, k int) Hash {
 		return hs[k-1]
 	}
 	p := c.t.at(nd.parent)
-	if p.isRoot {
+	if p.isRoot() {
 		return Hash{}
 	}
 	return c.hashes[nd.parent][p.n-1]

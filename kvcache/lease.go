@@ -229,7 +229,7 @@ func (c *Cache) grant(i int32, off int, deadline Time) (LeaseID, LeaseResult, er
 // uncovered counts the positions on the path to a position that no lease covers.
 func (c *Cache) uncovered(i int32, off int) int {
 	n := 0
-	for nd, k := c.t.at(i), off+1; nd.covers == 0 && !nd.isRoot; k = int(nd.n) {
+	for nd, k := c.t.at(i), off+1; nd.covers == 0 && !nd.isRoot(); k = int(nd.n) {
 		n += k
 		nd = c.t.at(nd.parent)
 	}
@@ -253,7 +253,7 @@ func (c *Cache) newLease(i int32, deadline Time) int32 {
 	c.due.ReplaceOrInsert(dueLease{deadline, slot})
 	for nd := c.t.at(i); ; nd = c.t.at(nd.parent) {
 		nd.covers++
-		if nd.covers > 1 || nd.isRoot {
+		if nd.covers > 1 || nd.isRoot() {
 			break
 		}
 		c.leasedPositions += int(nd.n)
@@ -276,7 +276,7 @@ func (c *Cache) endLease(slot int32) {
 	}
 	for nd := c.t.at(i); ; nd = c.t.at(nd.parent) {
 		nd.covers--
-		if nd.covers > 0 || nd.isRoot {
+		if nd.covers > 0 || nd.isRoot() {
 			break
 		}
 		c.leasedPositions -= int(nd.n)
@@ -339,7 +339,7 @@ func (c *Cache) moveLeases(i, parent int32) {
 	for slot := nd.leases; slot != 0; {
 		l := &c.leases[slot]
 		next := l.next
-		if p.isRoot {
+		if p.isRoot() {
 			c.due.Delete(dueLease{l.deadline, slot})
 			c.leaseCount--
 			l.live = false

@@ -51,7 +51,7 @@ func (c *Cache) windowHit(i int32, d int) (int32, int) {
 			}
 			if hole := c.lastHole(i, g, d-need, d); hole >= 0 {
 				d, again = hole, true
-				for d <= int(c.t.at(i).depth) && !c.t.at(i).isRoot {
+				for d <= int(c.t.at(i).depth) && !c.t.at(i).isRoot() {
 					i = c.t.at(i).parent
 				}
 			}

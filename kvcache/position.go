@@ -5,11 +5,11 @@ package kvcache
 
 // head returns the oldest copy at a position, or NullBlock for a hole.
 func (c *Cache) head(nd *node, g, off int) BlockID {
-	return BlockID(c.t.slab.words(nd.run, nd.order)[(c.bs+g)<<nd.order+off])
+	return BlockID(c.t.slab.words(nd.run, nd.order)[(c.bs+g)<<nd.order+int(nd.start)+off])
 }
 
 func (c *Cache) setHead(nd *node, g, off int, id BlockID) {
-	c.t.slab.words(nd.run, nd.order)[(c.bs+g)<<nd.order+off] = Token(id)
+	c.t.slab.words(nd.run, nd.order)[(c.bs+g)<<nd.order+int(nd.start)+off] = Token(id)
 }
 
 // evictable reports whether a copy that nobody holds may be taken: a surplus
@@ -64,7 +64,7 @@ func (c *Cache) unqueue(id BlockID, b *block) {
 
 // fixTail settles the copies at the end of a node's edge after something below it came or went.
 func (c *Cache) fixTail(nd *node) {
-	if nd.isRoot {
+	if nd.isRoot() {
 		return
 	}
 	for g := range c.groups {
@@ -212,7 +212,7 @@ func (c *Cache) vacated(i int32, g, off int) {
 func (c *Cache) trim(i int32) {
 	for i != 0 {
 		nd := c.t.at(i)
-		if nd.isRoot || nd.child != 0 {
+		if nd.isRoot() || nd.child != 0 {
 			return
 		}
 		off := int(nd.n) - 1
@@ -281,12 +281,11 @@ func (c *Cache) shorten(i int32) int32 {
 	c.shrinkHashes(i, int(nd.n))
 	if nd.n == 0 {
 		parent := nd.parent
-		t.remove(i)
 		t.unlink(i)
 		c.moveLeases(i, parent)
 		t.dropNode(i)
 		p := t.at(parent)
-		if p.isRoot {
+		if p.isRoot() {
 			c.forget(p.space)
 			return 0
 		}
@@ -315,16 +314,13 @@ func (c *Cache) extend(i int32, off int, toks []Token) (int32, int) {
 		i = c.splitNode(i, off+1)
 		nd = t.at(i)
 	}
-	if nd.child != 0 || nd.isRoot || nd.leases != 0 || int(nd.n) >= t.edge {
-		key := t.hash(i, toks[:c.bs])
-		if nd.child != 0 {
-			if j := t.lookup(i, toks[:c.bs], key); j != 0 {
-				return j, 0
-			}
+	if nd.child != 0 || nd.isRoot() || nd.leases != 0 || int(nd.n) >= t.edge {
+		if j := t.find(i, toks[:c.bs]); j != 0 {
+			return j, 0
 		}
 		m := min(len(toks)/c.bs, t.edge)
 		grew := nd.child == 0
-		j := t.newChild(i, toks[:m*c.bs], key)
+		j := t.newChild(i, toks[:m*c.bs])
 		c.growHashes(j)
 		if grew {
 			c.fixTail(t.at(i))

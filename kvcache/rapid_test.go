@@ -95,7 +95,7 @@ func (k *machine) tokens(t *rapid.T) []Token {
 		toks = slices.Clone(s.toks[:rapid.IntRange(0, len(s.toks)).Draw(t, "keep")])
 	}
 	more := rapid.IntRange(1, 8).Draw(t, "more")
-	kinds := rapid.IntRange(1, 2).Draw(t, "kinds")
+	kinds := rapid.SampledFrom([]int{1, 2, 2, 16}).Draw(t, "kinds")
 	for range more * k.m.bs {
 		toks = append(toks, Token(rapid.IntRange(0, kinds-1).Draw(t, "token")))
 	}

@@ -1,5 +1,7 @@
 package kvcache
 
+import "unsafe"
+
 // counters accumulate since New; Reset keeps them.
 type counters struct {
 	allocations     uint64
@@ -64,6 +66,5 @@ func (c *Cache) Stats() Stats {
 
 // bytes returns the memory of the tree.
 func (t *tree) bytes() int {
-	const slotBytes, nodeBytes = 8, 44
-	return 4*t.slab.unit*maxEdge*len(t.slab.pages) + nodeBytes*nodeChunk*len(t.chunks) + slotBytes*len(t.table)
+	return 4*t.slab.unit*maxEdge*len(t.slab.pages) + int(unsafe.Sizeof(node{}))*nodeChunk*len(t.chunks) + int(unsafe.Sizeof(slot{}))*len(t.children.slots)
 }

@@ -1,29 +1,37 @@
 package kvcache
 
-import (
-	"unsafe"
-
-	"github.com/zeebo/xxh3"
-)
+import "unsafe"
 
 // node is an edge of a namespace's tree together with its lower end: a run of
 // 1 to maxEdge positions, each one block of tokens. Node 0 means none. The
 // root of a namespace is a node without positions.
+//
+// A node is one cache line, and what a walk reads of it comes first.
 type node struct {
-	key    uint32 // hash of parent and first block, its place in the child table
-	parent int32
-	child  int32 // first child
-	next   int32 // siblings, in a list of their own
-	prev   int32
-	run    int32 // memory of the edge: tokens, then for each group the oldest copies
+	key    uint32 // of the edge's first block: its tag, or its hash when the parent's children are in the table
+	next   int32  // siblings, in a list of their own
+	child  int32  // first child
+	run    int32  // memory of the edge: tokens, then for each group the oldest copies
+	start  uint16 // first position of the run that is in use
+	n      uint16
+	order  uint8 // the run has room for 1<<order positions
+	flags  uint8
 	depth  int32 // positions above the edge
+	parent int32
+	prev   int32
+	kids   int32 // number of children
 	space  int32 // index of the namespace
 	leases int32 // leases that end here, latest deadline first: an index into Cache.leases
 	covers int32 // leases that end here, and children that a lease covers
-	n      uint16
-	order  uint8 // the run has room for 1<<order positions
-	isRoot bool
+	_      [12]byte
 }
+
+const (
+	nodeRoot   = 1 << iota // root of a namespace
+	nodeHashed             // the children are in the child table
+)
+
+func (nd *node) isRoot() bool { return nd.flags&nodeRoot != 0 }
 
 const (
 	nodeChunkBits = 9
@@ -40,24 +48,11 @@ type tree struct {
 	freeNode   int32
 	liveNodes  int
 	positions  int
-	table      []slot // open addressing, a power of two long
-	entries    int
-	seed       uint64
-}
-
-// slot is an entry of the child table; node 0 is an empty slot.
-type slot struct {
-	node int32
-	key  uint32
+	children   childTable
 }
 
 func (t *tree) init(bs, groups, edge int, seed uint64) {
-	t.bs, t.groups, t.edge, t.seed = bs, groups, edge, seed
-	t.slab = slab{unit: bs + groups}
-	t.chunks = nil
-	t.nodes, t.freeNode, t.liveNodes, t.positions = 1, 0, 0, 0
-	t.table = make([]slot, 16)
-	t.entries = 0
+	*t = tree{bs: bs, groups: groups, edge: edge, slab: slab{unit: bs + groups}, nodes: 1, children: childTable{seed: seed}}
 }
 
 func (t *tree) at(i int32) *node { return &t.chunks[i>>nodeChunkBits][i&(nodeChunk-1)] }
@@ -80,7 +75,7 @@ func (t *tree) newNode() (int32, *node) {
 
 func (t *tree) dropNode(i int32) {
 	nd := t.at(i)
-	if !nd.isRoot {
+	if !nd.isRoot() {
 		t.slab.put(nd.run, nd.order)
 	}
 	*nd = node{next: t.freeNode}
@@ -90,50 +85,53 @@ func (t *tree) dropNode(i int32) {
 
 // tokens returns the tokens of the edge.
 func (t *tree) tokens(nd *node) []Token {
-	return t.slab.words(nd.run, nd.order)[:int(nd.n)*t.bs]
+	return t.slab.words(nd.run, nd.order)[int(nd.start)*t.bs : (int(nd.start)+int(nd.n))*t.bs]
 }
 
 // copies returns the oldest copies of the edge's positions in a group, as words of the slab.
 func (t *tree) copies(nd *node, group int) []Token {
 	w := t.slab.words(nd.run, nd.order)
-	at := t.bs<<nd.order + group<<nd.order
+	at := (t.bs+group)<<nd.order + int(nd.start)
 	return w[at : at+int(nd.n)]
 }
 
-// resize moves the edge to a run of another order.
+// resize moves the edge to the beginning of a run of another order.
 func (t *tree) resize(nd *node, order uint8) {
 	old := t.slab.words(nd.run, nd.order)
 	run := t.slab.get(order)
-	w := t.slab.words(run, order)
-	n := int(nd.n)
-	copy(w, old[:n*t.bs])
-	for g := range t.groups {
-		from, to := (t.bs+g)<<nd.order, (t.bs+g)<<order
-		copy(w[to:to+n], old[from:from+n])
-	}
+	t.copyRun(t.slab.words(run, order), order, old, nd.order, int(nd.start), int(nd.n))
 	t.slab.put(nd.run, nd.order)
-	nd.run, nd.order = run, order
+	nd.run, nd.order, nd.start = run, order, 0
+}
+
+// copyRun copies n positions from a position of one run to the beginning of another.
+func (t *tree) copyRun(to []Token, toOrder uint8, from []Token, fromOrder uint8, start, n int) {
+	copy(to, from[start*t.bs:(start+n)*t.bs])
+	for g := t.bs; g < t.bs+t.groups; g++ {
+		at := g<<fromOrder + start
+		copy(to[g<<toOrder:], from[at:at+n])
+	}
 }
 
 // appendTokens adds positions at the end of the edge; their copies are empty.
 func (t *tree) appendTokens(nd *node, toks []Token) {
-	n := int(nd.n)
-	m := n + len(toks)/t.bs
-	if order := orderFor(m); order > nd.order {
-		t.resize(nd, order)
+	m := len(toks) / t.bs
+	if int(nd.start)+int(nd.n)+m > 1<<nd.order {
+		t.resize(nd, orderFor(int(nd.n)+m))
 	}
+	end := int(nd.start) + int(nd.n)
 	w := t.slab.words(nd.run, nd.order)
-	copy(w[n*t.bs:], toks)
-	for g := range t.groups {
-		at := (t.bs + g) << nd.order
-		clear(w[at+n : at+m])
+	copy(w[end*t.bs:], toks)
+	for g := t.bs; g < t.bs+t.groups; g++ {
+		at := g<<nd.order + end
+		clear(w[at : at+m])
 	}
-	nd.n = uint16(m)
-	t.positions += m - n
+	nd.n += uint16(m)
+	t.positions += m
 }
 
 // newChild adds a node below parent whose edge holds toks.
-func (t *tree) newChild(parent int32, toks []Token, key uint32) int32 {
+func (t *tree) newChild(parent int32, toks []Token) int32 {
 	i, nd := t.newNode()
 	p := t.at(parent)
 	nd.depth = p.depth + int32(p.n)
@@ -141,32 +139,8 @@ func (t *tree) newChild(parent int32, toks []Token, key uint32) int32 {
 	nd.order = orderFor(len(toks) / t.bs)
 	nd.run = t.slab.get(nd.order)
 	t.appendTokens(nd, toks)
-	nd.key = key
 	t.link(parent, i)
-	t.insert(i, key)
 	return i
-}
-
-// link enters a node in its parent's list of children.
-func (t *tree) link(parent, i int32) {
-	p, nd := t.at(parent), t.at(i)
-	nd.parent, nd.prev, nd.next = parent, 0, p.child
-	if p.child != 0 {
-		t.at(p.child).prev = i
-	}
-	p.child = i
-}
-
-func (t *tree) unlink(i int32) {
-	nd := t.at(i)
-	if nd.next != 0 {
-		t.at(nd.next).prev = nd.prev
-	}
-	if nd.prev != 0 {
-		t.at(nd.prev).next = nd.next
-	} else {
-		t.at(nd.parent).child = nd.next
-	}
 }
 
 // split cuts the edge of node i behind its first k positions, 0 < k < n. The
@@ -175,107 +149,22 @@ func (t *tree) unlink(i int32) {
 func (t *tree) split(i int32, k int) int32 {
 	u, up := t.newNode()
 	nd := t.at(i)
-	n := int(nd.n)
 	up.depth, up.space, up.n = nd.depth, nd.space, uint16(k)
 	up.order = orderFor(k)
 	up.run = t.slab.get(up.order)
-	low := orderFor(n - k)
-	run := t.slab.get(low)
-	old, a, b := t.slab.words(nd.run, nd.order), t.slab.words(up.run, up.order), t.slab.words(run, low)
-	copy(a, old[:k*t.bs])
-	copy(b, old[k*t.bs:n*t.bs])
-	for g := range t.groups {
-		at := (t.bs + g) << nd.order
-		copy(a[(t.bs+g)<<up.order:], old[at:at+k])
-		copy(b[(t.bs+g)<<low:], old[at+k:at+n])
-	}
-	t.slab.put(nd.run, nd.order)
-	nd.run, nd.order = run, low
-
-	t.remove(i)
-	parent := nd.parent
-	t.unlink(i)
-	up.key = nd.key
-	t.link(parent, u)
-	t.insert(u, up.key)
-	nd.n = uint16(n - k)
+	t.copyRun(t.slab.words(up.run, up.order), up.order, t.slab.words(nd.run, nd.order), nd.order, int(nd.start), k)
+	t.replace(i, u)
+	nd.start += uint16(k)
+	nd.n -= uint16(k)
 	nd.depth += int32(k)
-	nd.key = t.hash(u, b[:t.bs])
+	if order := orderFor(int(nd.n)); order < nd.order {
+		t.resize(nd, order)
+	}
 	t.link(u, i)
-	t.insert(i, nd.key)
 	if nd.covers > 0 {
 		up.covers = 1
 	}
 	return u
-}
-
-// hash returns the place of a child in the table: it depends on the parent and on the edge's first block.
-func (t *tree) hash(parent int32, first []Token) uint32 {
-	h := xxh3.HashSeed(tokenBytes(first), t.seed)
-	h = (h ^ uint64(uint32(parent))*0x9e3779b97f4a7c15) * 0xff51afd7ed558ccd
-	return uint32(h >> 32)
-}
-
-// lookup returns the child of parent whose edge begins with the block first, or 0.
-func (t *tree) lookup(parent int32, first []Token, key uint32) int32 {
-	mask := uint32(len(t.table) - 1)
-	for at := key & mask; ; at = (at + 1) & mask {
-		s := t.table[at]
-		if s.node == 0 {
-			return 0
-		}
-		if s.key != key {
-			continue
-		}
-		nd := t.at(s.node)
-		if nd.parent == parent && equalTokens(t.slab.words(nd.run, nd.order)[:t.bs], first) {
-			return s.node
-		}
-	}
-}
-
-func (t *tree) insert(i int32, key uint32) {
-	if (t.entries+1)*4 > len(t.table)*3 {
-		old := t.table
-		t.table = make([]slot, 2*len(old))
-		for _, s := range old {
-			if s.node != 0 {
-				t.place(s)
-			}
-		}
-	}
-	t.place(slot{i, key})
-	t.entries++
-}
-
-func (t *tree) place(s slot) {
-	mask := uint32(len(t.table) - 1)
-	at := s.key & mask
-	for t.table[at].node != 0 {
-		at = (at + 1) & mask
-	}
-	t.table[at] = s
-}
-
-// remove takes node i out of the table and closes the gap.
-func (t *tree) remove(i int32) {
-	mask := uint32(len(t.table) - 1)
-	at := t.at(i).key & mask
-	for t.table[at].node != i {
-		at = (at + 1) & mask
-	}
-	for hole, j := at, (at+1)&mask; ; j = (j + 1) & mask {
-		s := t.table[j]
-		if s.node == 0 {
-			t.table[hole] = slot{}
-			break
-		}
-		if home := s.key & mask; (j-home)&mask >= (j-hole)&mask {
-			t.table[hole] = s
-			hole = j
-		}
-	}
-	t.entries--
 }
 
 // walk follows toks from a root for at most limit positions and returns the
@@ -283,40 +172,58 @@ func (t *tree) remove(i int32) {
 func (t *tree) walk(root int32, toks []Token, limit int) (int32, int) {
 	at, d, bs := root, 0, t.bs
 	for d < limit {
-		first := toks[d*bs : (d+1)*bs]
-		i := t.lookup(at, first, t.hash(at, first))
+		rest := toks[d*bs : limit*bs]
+		i, r := t.follow(t.at(at), at, rest)
 		if i == 0 {
 			break
 		}
 		at = i
-		nd := t.at(i)
-		n := min(int(nd.n), limit-d)
-		r := commonBlocks(t.tokens(nd), toks[d*bs:(d+n)*bs], bs)
 		d += r
-		if r < int(nd.n) {
+		if r < int(t.at(i).n) {
 			break
 		}
 	}
 	return at, d
 }
 
-// commonBlocks returns how many leading blocks of a and b are equal; b is a whole number of blocks and not longer than a.
+// follow returns the child of a node whose edge begins with the first block of toks, and how many blocks agree.
+func (t *tree) follow(p *node, parent int32, toks []Token) (int32, int) {
+	if p.flags&nodeHashed != 0 {
+		i := t.lookup(parent, toks[:t.bs])
+		if i == 0 {
+			return 0, 0
+		}
+		return i, commonBlocks(t.tokens(t.at(i)), toks, t.bs)
+	}
+	tag := tagOf(toks[:t.bs])
+	for i := p.child; i != 0; {
+		nd := t.at(i)
+		if nd.key == tag {
+			if r := commonBlocks(t.tokens(nd), toks, t.bs); r > 0 {
+				return i, r
+			}
+		}
+		i = nd.next
+	}
+	return 0, 0
+}
+
+// commonBlocks returns how many leading blocks of a and b are equal; both are whole numbers of blocks.
 func commonBlocks(a, b []Token, bs int) int {
-	n := len(b) / bs
+	n := min(len(a), len(b))
+	if equalTokens(a[:n], b[:n]) {
+		return n / bs
+	}
 	const stride = 32
-	i := 0
-	for i < n {
-		k := min(stride, n-i)
-		if equalTokens(a[i*bs:(i+k)*bs], b[i*bs:(i+k)*bs]) {
-			i += k
+	for i := 0; ; i += stride {
+		if k := min((i+stride)*bs, n); equalTokens(a[i*bs:k], b[i*bs:k]) {
 			continue
 		}
 		for equalTokens(a[i*bs:(i+1)*bs], b[i*bs:(i+1)*bs]) {
 			i++
 		}
-		break
+		return i
 	}
-	return i
 }
 
 // equalTokens compares two runs of tokens of one length at the speed of memory.
