@@ -18,6 +18,19 @@ const (
 // their order and stand, after the plan, in the queue of those that are looked
 // at first.
 func (s *Scheduler) planWaiting(b *budget, p *Plan) {
+	for {
+		b.refused = false
+		s.scanWaiting(b, p)
+		// Nobody fits although nothing else will make room: what is left is held
+		// by loads that have ended and cannot run either. The last of them gives
+		// way, so that the first can.
+		if !b.refused || !s.stuck() || !s.dropLoaded(s.firstLoaded()) {
+			return
+		}
+	}
+}
+
+func (s *Scheduler) scanWaiting(b *budget, p *Plan) {
 	s.passed = s.passed[:0]
 	for s.waiting.len()+s.skipped.len() > 0 && b.tokens > 0 && b.input > b.slots {
 		if len(s.running)+s.idle >= s.cfg.MaxNumSeqs {
@@ -67,6 +80,57 @@ func (s *Scheduler) head() *request {
 // connector. A request that finds no room must then not hide those behind it.
 func (s *Scheduler) stuck() bool {
 	return len(s.running) == 0 && len(s.flight) == 0 && len(s.rows) == 0 && s.timers.loads == 0 && s.timers.holds == 0
+}
+
+// willFree is true if blocks will return without anybody running.
+func (s *Scheduler) willFree() bool {
+	return len(s.flight) > 0 || s.timers.loads > 0 || s.timers.holds > 0 || len(s.fences) > 0
+}
+
+// eachLoaded calls f, in the order of the queues, for every waiting request
+// that holds blocks and whose load has ended.
+func (s *Scheduler) eachLoaded(f func(*request)) {
+	visit := func(r *request) bool {
+		if r.seq.Open() && !r.load.running {
+			f(r)
+		}
+		return true
+	}
+	s.skipped.each(visit)
+	s.waiting.each(visit)
+}
+
+// firstLoaded is the first waiting request that holds blocks, or nil.
+func (s *Scheduler) firstLoaded() (first *request) {
+	s.eachLoaded(func(r *request) {
+		if first == nil {
+			first = r
+		}
+	})
+	return first
+}
+
+// dropLoaded takes the blocks of the last waiting request that holds some,
+// other than keep. What it had stays cached until the blocks are needed.
+func (s *Scheduler) dropLoaded(keep *request) bool {
+	var last *request
+	s.eachLoaded(func(r *request) {
+		if r != keep {
+			last = r
+		}
+	})
+	if last == nil {
+		return false
+	}
+	if last.load.done {
+		s.takeLoad(last)
+	}
+	if last.seq.Open() {
+		s.freeFenced(last)
+	}
+	last.computed, last.prefilling = 0, false
+	s.stats.Dropped++
+	return true
 }
 
 // admit decides about the request at the head of the queues.
@@ -148,6 +212,7 @@ func (s *Scheduler) admit(r *request, b *budget, p *Plan) step {
 	r.place = inRunning
 	s.running = append(s.running, r)
 	r.prefill = total
+	r.admittedAt = r.outputs()
 	r.prefilling = have+n < total
 	if r.prefilling {
 		b.prefills++

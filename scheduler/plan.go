@@ -88,8 +88,10 @@ type Plan struct {
 	Seq uint64 // number of the plan, from 1, without gaps
 	Now Time   // as given to Plan
 	// Applied is the number of the last plan that was applied when this one was
-	// made. Plans between the two are in flight: Computed counts their drafts as
-	// accepted, and an executor moves a row back by those that were rejected.
+	// made. Plans between the two are in flight, and Computed counts their drafts
+	// as accepted: an executor moves a row whose first input is Unknown back by
+	// the drafts that its request's rows in those plans had rejected, as far as
+	// they follow the request's last row with a known first input.
 	Applied uint64
 
 	// Rows, in the order of planning: those of running requests first.
@@ -178,8 +180,14 @@ type Plan struct {
 	Waits Wait
 
 	owner     *Scheduler
-	published []kvcache.BlockID // made matchable by this plan
+	published []publication
 	state     planState
+}
+
+// publication is a block that a plan made matchable before it was computed.
+type publication struct {
+	block kvcache.BlockID
+	by    RequestID
 }
 
 type planState uint8

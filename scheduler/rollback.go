@@ -45,6 +45,13 @@ func (s *Scheduler) failedBlocks(ev *Event) {
 // uses one back to its last good block. It returns those requests, oldest
 // first.
 func (s *Scheduler) uncache(blocks []kvcache.BlockID) []*request {
+	// Output under way of a request that was preempted may rest on them too;
+	// its table is gone, so it is not known. It is sampled again.
+	for _, r := range s.slots.at {
+		if r != nil && r.stale > s.applied {
+			r.void = max(r.void, r.stale)
+		}
+	}
 	if len(blocks) == 0 {
 		return nil
 	}
@@ -59,7 +66,7 @@ func (s *Scheduler) uncache(blocks []kvcache.BlockID) []*request {
 				s.must(err)
 				r.load.fence = f
 				r.load.failed = true
-				r.computed = 0
+				r.computed, r.prefilling = 0, false
 				hit = append(hit, r)
 				return
 			}
@@ -114,8 +121,15 @@ func (s *Scheduler) cut(r *request, n int32) {
 		return
 	}
 	r.computed = n
+	if r.status != Running {
+		if n == 0 { // nothing is left to wait with
+			s.freeFenced(r)
+			r.prefilling = false
+		}
+		return
+	}
 	if r.lastSeq > s.applied {
-		r.void = r.lastSeq
+		r.void, r.cutAt = r.lastSeq, n
 	}
 	r.placeholders, r.drafts = 0, 0
 	r.draftTokens = r.draftTokens[:0]
@@ -126,12 +140,30 @@ func (s *Scheduler) cut(r *request, n int32) {
 // failStep rolls back everything that a plan was to compute.
 func (s *Scheduler) failStep(p *Plan) {
 	s.stats.FailedSteps++
+	// Blocks of these requests that were made matchable by this plan or a later
+	// one hold tokens that were not computed. A plan in flight keeps its blocks
+	// from reuse, so their ids still mean the same.
+	var bad []kvcache.BlockID
+	for _, q := range append([]*Plan{p}, s.flight...) {
+		for _, pub := range q.published {
+			if slices.Contains(p.Requests, pub.by) {
+				bad = append(bad, pub.block)
+			}
+		}
+	}
 	for i, id := range p.Requests {
 		r := s.slots.get(id)
-		if r == nil || r.status == Finished || p.Seq <= max(r.stale, r.void) {
+		if r == nil || r.status == Finished || p.Seq <= r.stale {
 			continue
 		}
-		s.cut(r, p.Computed[i]-p.ExternalHits[i])
+		if p.Seq <= r.void { // cut while the plan was in flight, perhaps not far enough
+			if from := p.Computed[i] - p.ExternalHits[i]; from < r.cutAt {
+				s.cut(r, from)
+			}
+			continue
+		}
+		// Earlier plans are applied, so all that is in flight begins here.
+		s.cut(r, r.computed-r.inFlight-p.ExternalHits[i])
 	}
-	s.uncache(p.published)
+	s.uncache(bad)
 }

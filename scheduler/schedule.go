@@ -189,6 +189,17 @@ func (s *Scheduler) makeRoom(r *request, n int32, at *int, b *budget, p *Plan) b
 		}
 		v := s.victim()
 		self := s.running[v] == r
+		if self && len(s.running) == 1 && r.outputs() == r.admittedAt {
+			// Alone, it has gained nothing since its admission, and would come back to
+			// gain nothing again. Loads that wait for room give way instead.
+			if s.dropLoaded(nil) {
+				continue
+			}
+			if s.willFree() {
+				b.starved = true
+				return false
+			}
+		}
 		s.preemptAt(v, b, p)
 		if self {
 			return false
@@ -209,7 +220,7 @@ func (s *Scheduler) notePublished(r *request, before int, p *Plan) {
 	for g := range int(s.groups) {
 		for _, b := range r.seq.Table(g)[before:upto] {
 			if b != kvcache.NullBlock {
-				p.published = append(p.published, b)
+				p.published = append(p.published, publication{b, r.id})
 			}
 		}
 	}

@@ -60,8 +60,11 @@ func (s *Scheduler) endTurn(r *request) bool {
 	if r.lastSeq > s.applied {
 		r.void = r.lastSeq
 	}
+	// Output that has no KV, as a turn's last token has none, is left out of the
+	// next turn. It was handed out a moment ago, so its memory is not reused.
 	if r.seq.Open() {
 		r.computed = min(max(r.computed-r.inFlight, 0), r.total())
+		r.tokens = r.tokens[:r.computed:r.computed]
 	}
 	r.placeholders, r.drafts, r.chunk = 0, 0, false
 	r.draftTokens = r.draftTokens[:0]
@@ -83,12 +86,8 @@ func (s *Scheduler) endTurn(r *request) bool {
 }
 
 // startTurn makes a turn's prompt the continuation of what the session has
-// computed. Output that has no KV, as a turn's last token has none, is left
-// out; the rest counts as prompt.
+// computed, all of which counts as prompt from now on.
 func (s *Scheduler) startTurn(r *request, turn Request) {
-	if r.seq.Open() {
-		r.tokens = r.tokens[:r.computed]
-	}
 	r.tokens = append(r.tokens, turn.Prompt...)
 	turn.Namespace, turn.Route, turn.Session = r.req.Namespace, r.req.Route, r.req.Session
 	r.req = turn

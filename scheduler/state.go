@@ -23,6 +23,7 @@ type request struct {
 	lastSeq      uint64  // newest plan with a row of it
 	stale        uint64  // results of plans up to this one belong to a run before its preemption
 	void         uint64  // results of plans up to this one are void: their input was not computed
+	cutAt        int32   // tokens that were left when void was set
 	computed     int32   // tokens computed or planned; rolled back by rejected drafts and failures
 	placeholders int32   // sampled tokens and drafts of plans in flight (asynchronous scheduling)
 	inFlight     int32   // tokens scheduled in plans that are not applied
@@ -49,6 +50,7 @@ type request struct {
 	prev, next *request // in a FCFS queue
 	order      int64    // sequence number of Add
 
+	admittedAt  int32 // tokens generated before the last admission
 	preemptions int32
 	cached      int32 // hits of the first admission
 	external    int32

@@ -23,6 +23,7 @@ type Stats struct {
 	Preemptions  uint64
 	Loads        uint64 // asynchronous
 	Leases       uint64 // of sessions' prefixes, granted at the end of a turn
+	Dropped      uint64 // loads that gave way before they could run
 	Timeouts     uint64 // waits that ended by their deadline
 	Ignored      uint64 // events that fit no wait
 	FailedBlocks uint64
