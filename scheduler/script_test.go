@@ -376,7 +376,7 @@ func parseRequest(t *testing.T, d *datadriven.TestData, name string) (scheduler.
 // parseTokens reads 3, 1-8 and 5x3.
 func parseTokens(t *testing.T, vals []string) []scheduler.Token {
 	var out []scheduler.Token
-	for _, v := range vals {
+	for _, v := range strings.Split(strings.Join(vals, ","), ",") {
 		if a, b, ok := strings.Cut(v, "x"); ok {
 			tok, err := strconv.Atoi(a)
 			require.NoError(t, err)
