@@ -23,6 +23,8 @@ type metrics struct {
 	transferBytes, transferBlocks, appends, graphSteps, transferFailures *prometheus.CounterVec
 
 	promptLen, outputLen, iteration, maxTokens, ttft, gap, perToken, e2e, queued, inference, prefill, decode *prometheus.HistogramVec
+
+	stepTime *prometheus.HistogramVec // also by graph mode
 }
 
 var (
@@ -43,8 +45,8 @@ func newMetrics(reg prometheus.Registerer, model string) *metrics {
 		reg.MustRegister(v)
 		return v
 	}
-	histogram := func(name, help string, buckets []float64) *prometheus.HistogramVec {
-		v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, []string{"model_name", "engine"})
+	histogram := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, append([]string{"model_name", "engine"}, labels...))
 		reg.MustRegister(v)
 		return v
 	}
@@ -74,6 +76,8 @@ func newMetrics(reg prometheus.Registerer, model string) *metrics {
 		appends:          counter("sluice_append_prefill_total", "Append attempts, by result and reason of refusal.", "result", "reason"),
 		graphSteps:       counter("sluice_graph_steps_total", "Steps by graph mode, and why not FULL.", "mode", "reason"),
 		transferFailures: counter("sluice_kv_transfer_failures_total", "Transfers of KV that failed.", "direction"),
+
+		stepTime: histogram("sluice_step_seconds", "Time of a step, in seconds, by graph mode.", tokenTimeBuckets, "mode"),
 
 		promptLen: histogram("vllm:request_prompt_tokens", "Prompt tokens per request.", lengthBuckets),
 		outputLen: histogram("vllm:request_generation_tokens", "Generated tokens per request.", lengthBuckets),
@@ -142,8 +146,9 @@ func (r *rankMetrics) state(running, waiting int, c kvcache.Stats) {
 	r.gauge(r.m.blocks, "held").Set(float64(c.Held))
 }
 
-// step counts an executed step.
-func (r *rankMetrics) step(p *scheduler.Plan) {
+// step counts an executed step and the time that it took.
+func (r *rankMetrics) step(p *scheduler.Plan, took time.Duration) {
+	r.m.stepTime.WithLabelValues(r.m.model, r.engine, p.Graph.Mode.String()).Observe(took.Seconds())
 	r.observe(r.m.iteration, float64(p.Total))
 	r.counter(r.m.graphSteps, p.Graph.Mode.String(), p.Graph.Reason.String()).Inc()
 }

@@ -48,7 +48,8 @@ type rank struct {
 	dirty   bool // something has changed since the last plan
 	waits   scheduler.Wait
 	ops     []connector.Op
-	seq     uint64 // number of the newest plan
+	seq     uint64    // number of the newest plan
+	over    time.Time // when the last step ended
 	tokens  []scheduler.Token
 
 	live   atomic.Int64 // requests submitted and not ended
@@ -63,7 +64,7 @@ type rank struct {
 type inFlight struct {
 	plan *scheduler.Plan
 	step executor.Step
-	at   time.Time
+	at   time.Time // when it was submitted
 }
 
 // load is a transfer into this rank that has not ended.
@@ -260,11 +261,17 @@ func (r *rank) settle(ctx context.Context) error {
 		return fmt.Errorf("rank %d: step %d: %w", r.index, f.plan.Seq, err)
 	}
 	r.flight = append(r.flight[:0], r.flight[1:]...)
+	now := time.Now()
+	begun := f.at // a step begins when the one before it is over
+	if begun.Before(r.over) {
+		begun = r.over
+	}
+	r.over = now
 	if f.plan.Rows() > 0 {
 		r.dirty = true
-		r.metrics.step(f.plan)
+		r.metrics.step(f.plan, now.Sub(begun))
 	}
-	outs, err := r.sched.Apply(f.plan, scheduler.Result{Tokens: r.tokens})
+	outs, err := r.sched.Apply(f.plan, scheduler.Result{Tokens: r.tokens, Elapsed: now.Sub(begun)})
 	if err != nil {
 		return fmt.Errorf("rank %d: apply step %d: %w", r.index, f.plan.Seq, err)
 	}
@@ -272,7 +279,7 @@ func (r *rank) settle(ctx context.Context) error {
 	if err := r.transferOps(r.seq); err != nil {
 		return err
 	}
-	now := time.Now()
+	now = time.Now()
 	for i := range outs {
 		r.output(&outs[i], now)
 	}

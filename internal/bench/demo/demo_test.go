@@ -136,12 +136,15 @@ func TestCountersOfAnArmAreTheirGrowth(t *testing.T) {
 	after := pages{
 		prefiller: parse("vllm:prompt_tokens_by_source_total{source=\"local_compute\"} 150\nvllm:prompt_tokens_by_source_total{source=\"local_cache_hit\"} 7\n"),
 		decoder: parse("sluice_graph_steps_total{engine=\"0\",mode=\"FULL\",reason=\"none\"} 100\nsluice_graph_steps_total{engine=\"1\",mode=\"PIECEWISE\",reason=\"prefill_row\"} 10\n" +
+			"sluice_step_seconds_sum{mode=\"FULL\"} 0.18\nsluice_step_seconds_count{mode=\"FULL\"} 90\nsluice_step_seconds_sum{mode=\"PIECEWISE\"} 0.1\nsluice_step_seconds_count{mode=\"PIECEWISE\"} 10\n" +
 			"sluice_kv_transfer_bytes_total{direction=\"received\"} 25\nsluice_kv_transfer_bytes_total{direction=\"sent\"} 3\n"),
 	}
 	var a Arm
 	a.count(before, after)
 	require.InDelta(t, 0.9, a.FullShare, 1e-12)
 	require.Equal(t, map[string]int{"prefill_row": 10}, a.NonFull)
+	require.InDelta(t, 2, a.FullStepMs, 1e-9)
+	require.InDelta(t, 10, a.OtherStepMs, 1e-9)
 	require.InDelta(t, 20, a.CountedBytes, 0)
 	require.InDelta(t, 50, a.PrefillTokens, 0)
 }

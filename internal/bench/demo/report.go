@@ -84,6 +84,8 @@ type Arm struct {
 	FullShare       float64         `json:"full_graph_share"`
 	Steps           float64         `json:"decoder_steps"`
 	NonFull         map[string]int  `json:"non_full_steps_by_reason"`
+	FullStepMs      float64         `json:"full_step_mean_ms"`
+	OtherStepMs     float64         `json:"non_full_step_mean_ms"`
 	PrefillTokens   float64         `json:"prefiller_computed_tokens"`
 	KVBlocks        int64           `json:"kv_blocks_pulled"`
 	KVBytes         int64           `json:"kv_bytes_pulled"`

@@ -334,8 +334,8 @@ func (a *Arm) count(before, after pages) {
 	const steps, blocks, bytes = "sluice_graph_steps_total", "sluice_kv_transfer_blocks_total", "sluice_kv_transfer_bytes_total"
 	modes := scrape.Minus(after.decoder.By(steps, "mode", nil), before.decoder.By(steps, "mode", nil))
 	a.Steps = 0
-	for _, n := range modes {
-		a.Steps += n
+	for _, mode := range scrape.Keys(modes) {
+		a.Steps += modes[mode]
 	}
 	if a.Steps > 0 {
 		a.FullShare = modes["FULL"] / a.Steps
@@ -350,10 +350,30 @@ func (a *Arm) count(before, after pages) {
 			a.NonFull[reason] += int(n)
 		}
 	}
+	a.stepTimes(before.decoder, after.decoder)
 	received := map[string]string{"direction": "received"}
 	a.CountedBlocks = after.decoder.Sum(blocks, received) - before.decoder.Sum(blocks, received)
 	a.CountedBytes = after.decoder.Sum(bytes, received) - before.decoder.Sum(bytes, received)
 	a.PrefillTokens = computed(after.prefiller) - computed(before.prefiller)
+}
+
+// stepTimes takes the mean times of the Decoder's steps, FULL and others.
+func (a *Arm) stepTimes(before, after scrape.Page) {
+	const name = "sluice_step_seconds"
+	sums := scrape.Minus(after.By(name+"_sum", "mode", nil), before.By(name+"_sum", "mode", nil))
+	counts := scrape.Minus(after.By(name+"_count", "mode", nil), before.By(name+"_count", "mode", nil))
+	var sum, count float64
+	for _, mode := range scrape.Keys(counts) {
+		n := counts[mode]
+		if mode == "FULL" {
+			a.FullStepMs = 1e3 * sums[mode] / n
+			continue
+		}
+		sum, count = sum+sums[mode], count+n
+	}
+	if count > 0 {
+		a.OtherStepMs = 1e3 * sum / count
+	}
 }
 
 // computed is the number of prompt tokens that an engine computed itself.

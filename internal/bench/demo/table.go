@@ -88,6 +88,13 @@ func (r *runner) rows() []row {
 			}
 			return a.FullShare
 		}, percent},
+		{"Mean FULL step, ms", lower, func(a *Arm) float64 { return a.FullStepMs }, nil},
+		{"Mean step without a FULL graph, ms", neither, func(a *Arm) float64 {
+			if a.OtherStepMs == 0 {
+				return math.NaN()
+			}
+			return a.OtherStepMs
+		}, nil},
 		{"Decoder steps", neither, func(a *Arm) float64 { return a.Steps }, whole},
 	}
 	for _, reason := range r.reasons() {

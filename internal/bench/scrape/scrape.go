@@ -26,8 +26,8 @@ type Sample struct {
 	Value  float64
 }
 
-// Page is one answer of /metrics: the samples of its counters, gauges and
-// untyped metrics by name.
+// Page is one answer of /metrics: its samples by name. A histogram or summary
+// named x gives x_sum and x_count.
 type Page map[string][]Sample
 
 // Fetch reads url, the whole address of a metrics page.
@@ -57,30 +57,33 @@ func Parse(r io.Reader) (Page, error) {
 	page := make(Page, len(families))
 	for name, family := range families {
 		for _, m := range family.GetMetric() {
-			v, ok := value(m)
-			if !ok {
-				continue
-			}
 			labels := make(map[string]string, len(m.GetLabel()))
 			for _, l := range m.GetLabel() {
 				labels[l.GetName()] = l.GetValue()
 			}
-			page[name] = append(page[name], Sample{Labels: labels, Value: v})
+			for suffix, v := range values(m) {
+				page[name+suffix] = append(page[name+suffix], Sample{Labels: labels, Value: v})
+			}
 		}
 	}
 	return page, nil
 }
 
-func value(m *dto.Metric) (float64, bool) {
+// values are the samples of one series by the suffix of their name.
+func values(m *dto.Metric) map[string]float64 {
 	switch {
 	case m.GetCounter() != nil:
-		return m.GetCounter().GetValue(), true
+		return map[string]float64{"": m.GetCounter().GetValue()}
 	case m.GetGauge() != nil:
-		return m.GetGauge().GetValue(), true
+		return map[string]float64{"": m.GetGauge().GetValue()}
 	case m.GetUntyped() != nil:
-		return m.GetUntyped().GetValue(), true
+		return map[string]float64{"": m.GetUntyped().GetValue()}
+	case m.GetHistogram() != nil:
+		return map[string]float64{"_sum": m.GetHistogram().GetSampleSum(), "_count": float64(m.GetHistogram().GetSampleCount())}
+	case m.GetSummary() != nil:
+		return map[string]float64{"_sum": m.GetSummary().GetSampleSum(), "_count": float64(m.GetSummary().GetSampleCount())}
 	}
-	return 0, false
+	return nil
 }
 
 // Sum adds the samples of a metric whose labels include those of want; a

@@ -26,7 +26,7 @@ sluice_graph_steps_total{engine="1",mode="NONE",reason="prefill"} 3
 # TYPE h histogram
 h_bucket{le="1"} 1
 h_bucket{le="+Inf"} 1
-h_sum 1
+h_sum 1.5
 h_count 1
 `
 
@@ -36,6 +36,8 @@ func TestSumsOverSeriesAndLabels(t *testing.T) {
 	require.InDelta(t, 7, p.Sum("vllm:num_requests_waiting", nil), 0)
 	require.InDelta(t, 4, p.Sum("vllm:num_requests_waiting", map[string]string{"engine": "1"}), 0)
 	require.InDelta(t, 0, p.Sum("absent", nil), 0)
+	require.InDelta(t, 1.5, p.Sum("h_sum", nil), 0)
+	require.InDelta(t, 1, p.Sum("h_count", nil), 0)
 	require.InDelta(t, 4, p.Max("vllm:num_requests_waiting"), 0)
 	require.InDelta(t, 0, p.Max("absent"), 0)
 	require.Equal(t, map[string]float64{"FULL": 90, "NONE": 10}, p.By("sluice_graph_steps_total", "mode", nil))
