@@ -261,10 +261,10 @@ func (c *Cache) unheldHits(p *plan) int {
 		skip := c.goneBlocks(g, p.basis)
 		for i, end := p.hitEnd, p.hit; end > skip; {
 			nd := c.t.at(i)
-			heads := c.t.copies(nd, g)
 			from := max(int(nd.depth), skip)
-			for _, id := range heads[from-int(nd.depth) : end-int(nd.depth)] {
-				if c.blocks[id].refs == 0 {
+			heads := c.t.slab.copies(nd.run+int32(from)-nd.depth, end-from)
+			for k := g; k < len(heads); k += len(c.groups) {
+				if c.blocks[heads[k]].refs == 0 {
 					count++
 				}
 			}
@@ -334,11 +334,12 @@ func (c *Cache) takeHit(s *Seq, p *plan) {
 		clear(table[:skip])
 		for i, end := p.hitEnd, p.hit; end > skip; {
 			nd := c.t.at(i)
-			heads := c.t.copies(nd, g)
 			from := max(int(nd.depth), skip)
-			for j, id := range heads[from-int(nd.depth) : end-int(nd.depth)] {
-				table[from+j] = BlockID(id)
-				c.hold(BlockID(id))
+			heads := c.t.slab.copies(nd.run+int32(from)-nd.depth, end-from)
+			for k, j := g, from; k < len(heads); k += len(c.groups) {
+				table[j] = heads[k]
+				c.hold(heads[k])
+				j++
 			}
 			i, end = nd.parent, int(nd.depth)
 		}

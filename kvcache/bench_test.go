@@ -49,9 +49,9 @@ func edged(b testing.TB, c *Cache, n, tokens, edge int) [][]Token {
 		}
 		for at := edge * c.BlockSize(); at < tokens; at += edge * c.BlockSize() {
 			m := c.Match(Namespace{}, prompts[i], at)
-			node, off := c.extend(m.node, at/c.BlockSize()-1-int(c.t.at(m.node).depth), side)
+			nd := c.t.at(m.node)
 			id := c.take()
-			c.addCopy(id, node, 0, off)
+			c.addCopy(id, c.extend(0, nd.run+int32(at/c.BlockSize()-1)-nd.depth, side), 0)
 			c.release(id, classPlain)
 		}
 	}

@@ -33,7 +33,7 @@ type checker struct {
 	errs            []error
 	refs            []int32
 	seen            []bool // reached as a copy of a position
-	nodes           int
+	nodes, units    int
 	positions       int
 	entries         int
 	leasedPositions int
@@ -64,13 +64,13 @@ func (k *checker) holders() {
 				held++
 				k.refs[id]++
 				b := &c.blocks[id]
-				if i < s.published && b.node == 0 {
+				if i < s.published && b.at == 0 {
 					k.fail(8, "%s: published block %d at %d has no position", name, id, i)
 				}
-				if i >= s.published && b.node != 0 {
+				if i >= s.published && b.at != 0 {
 					k.fail(8, "%s: block %d at %d is matchable but not published", name, id, i)
 				}
-				if b.node != 0 && (c.depth(id) != i || int(b.group) != g) {
+				if b.at != 0 && (c.depth(id) != i || int(b.group) != g) {
 					k.fail(8, "%s: block %d stands at %d of group %d, in the table at %d of %d", name, id, c.depth(id), b.group, i, g)
 				}
 			}
@@ -111,8 +111,8 @@ func (k *checker) free() {
 			k.fail(1, "the free stack has a cycle")
 			return
 		}
-		if b := &c.blocks[id]; b.state != blockFree || b.refs != 0 || b.node != 0 {
-			k.fail(1, "block %d is on the free stack with state %x, %d holders, node %d", id, b.state, b.refs, b.node)
+		if b := &c.blocks[id]; b.state != blockFree || b.refs != 0 || b.at != 0 {
+			k.fail(1, "block %d is on the free stack with state %x, %d holders, node %d", id, b.state, b.refs, b.at)
 		}
 	}
 	if n != c.freeLen {
@@ -133,8 +133,9 @@ func (k *checker) node(i int32) {
 		}
 	} else {
 		k.positions += int(nd.n)
-		if nd.n == 0 || int(nd.start)+int(nd.n) > 1<<nd.order || int(nd.n) > maxEdge {
-			k.fail(3, "node %d has %d positions in a run of %d", i, nd.n, 1<<nd.order)
+		k.units += int(nd.room)
+		if nd.n == 0 || nd.n > nd.room || int(nd.n) > maxEdge || int(nd.run&unitMask)+int(nd.room) > maxEdge {
+			k.fail(3, "node %d has %d positions in %d units from %d", i, nd.n, nd.room, nd.run)
 		}
 		k.copies(i, nd)
 	}
@@ -181,7 +182,7 @@ func (k *checker) node(i int32) {
 	if !nd.isRoot() && nd.child == 0 && c.full == 0 {
 		empty := true
 		for g := range c.groups {
-			empty = empty && c.head(nd, g, int(nd.n)-1) == NullBlock
+			empty = empty && c.head(nd.tail(), g) == NullBlock
 		}
 		if empty {
 			k.fail(5, "node %d ends in a position without a copy", i)
@@ -194,7 +195,11 @@ func (k *checker) copies(i int32, nd *node) {
 	c := k.c
 	for g := range c.groups {
 		for off := range int(nd.n) {
-			first := c.head(nd, g, off)
+			unit := nd.run + int32(off)
+			first := c.head(unit, g)
+			if c.owner(unit) != i {
+				k.fail(3, "unit %d of node %d belongs to node %d", unit, i, c.owner(unit))
+			}
 			if first == NullBlock {
 				if c.groups[g].spec.Kind == FullAttention {
 					k.fail(5, "node %d has no copy of full-attention group %d at %d", i, g, off)
@@ -208,7 +213,7 @@ func (k *checker) copies(i int32, nd *node) {
 					break
 				}
 				k.seen[id] = true
-				if b.node != i || int(b.off) != off || int(b.group) != g || c.blocks[b.next].prev != id {
+				if b.at-1 != unit || int(b.group) != g || c.blocks[b.next].prev != id {
 					k.fail(1, "block %d at node %d group %d offset %d says otherwise", id, i, g, off)
 					break
 				}
@@ -226,12 +231,12 @@ func (k *checker) blocks() {
 	held, cached, heldPos, free := 0, 0, 0, 0
 	for id := 1; id < len(c.blocks); id++ {
 		b := &c.blocks[id]
-		if (b.node != 0) != k.seen[id] {
-			k.fail(1, "block %d: node %d, reached from the tree: %v", id, b.node, k.seen[id])
+		if (b.at != 0) != k.seen[id] {
+			k.fail(1, "block %d: node %d, reached from the tree: %v", id, b.at, k.seen[id])
 		}
 		isFree := b.state&blockFree != 0 || id >= c.unused
-		if isFree && (b.refs != 0 || b.node != 0) || !isFree && b.refs == 0 && b.node == 0 {
-			k.fail(1, "block %d is in no state or in two: %d holders, node %d, state %x", id, b.refs, b.node, b.state)
+		if isFree && (b.refs != 0 || b.at != 0) || !isFree && b.refs == 0 && b.at == 0 {
+			k.fail(1, "block %d is in no state or in two: %d holders, node %d, state %x", id, b.refs, b.at, b.state)
 		}
 		if b.state&(blockBad|blockOwned) != 0 {
 			k.fail(1, "block %d still bears a mark", id)
@@ -239,7 +244,7 @@ func (k *checker) blocks() {
 		if b.refs > 0 {
 			held++
 		}
-		if b.node != 0 {
+		if b.at != 0 {
 			cached++
 			if b.refs > 0 {
 				heldPos++
@@ -255,6 +260,9 @@ func (k *checker) blocks() {
 	if c.blocks[NullBlock] != (block{}) {
 		k.fail(1, "the null block is in use")
 	}
+	if k.units != c.t.slab.used {
+		k.fail(3, "%d units in use, says %d", k.units, c.t.slab.used)
+	}
 	if k.nodes != c.t.liveNodes || k.positions != c.t.positions || k.entries != c.t.children.entries {
 		k.fail(3, "%d nodes, %d positions, %d children; says %d, %d, %d", k.nodes, k.positions, k.entries, c.t.liveNodes, c.t.positions, c.t.children.entries)
 	}
@@ -266,7 +274,7 @@ func (k *checker) order() {
 	unheld, evictable, plain, leased := 0, 0, 0, 0
 	for id := 1; id < len(c.blocks); id++ {
 		b := &c.blocks[id]
-		if b.node != 0 && b.refs == 0 {
+		if b.at != 0 && b.refs == 0 {
 			unheld++
 		}
 		want := uint8(0)

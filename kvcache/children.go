@@ -40,9 +40,7 @@ func (t *tree) hash(parent int32, first []Token) uint32 {
 }
 
 // firstBlock returns the first block of an edge.
-func (t *tree) firstBlock(nd *node) []Token {
-	return t.slab.words(nd.run, nd.order)[int(nd.start)*t.bs : (int(nd.start)+1)*t.bs]
-}
+func (t *tree) firstBlock(nd *node) []Token { return t.slab.tokens(nd.run, 1) }
 
 // find returns the child of parent whose edge begins with the block first, or 0.
 func (t *tree) find(parent int32, first []Token) int32 {
@@ -84,11 +82,16 @@ func (t *tree) lookup(parent int32, first []Token) int32 {
 // link makes node i, whose edge is written, a child of parent.
 func (t *tree) link(parent, i int32) {
 	p, nd := t.at(parent), t.at(i)
-	nd.parent, nd.prev, nd.next = parent, 0, p.child
-	if p.child != 0 {
-		t.at(p.child).prev = i
+	nd.parent, nd.prev, nd.next = parent, p.child, 0
+	if p.child == 0 {
+		p.child = i
+	} else { // behind the oldest: a walk meets the long continuation first
+		oldest := t.at(p.child)
+		if nd.next = oldest.next; nd.next != 0 {
+			t.at(nd.next).prev = i
+		}
+		oldest.next = i
 	}
-	p.child = i
 	p.kids++
 	switch {
 	case p.flags&nodeHashed != 0:

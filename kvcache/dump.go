@@ -64,7 +64,7 @@ func (c *Cache) dumpChildren(b *strings.Builder, i int32, indent string) {
 				if g > 0 {
 					b.WriteByte('|')
 				}
-				c.dumpCopies(b, c.head(nd, g, off))
+				c.dumpCopies(b, c.head(nd.run+int32(off), g))
 			}
 		}
 		for slot := nd.leases; slot != 0; slot = c.leases[slot].next {

@@ -184,14 +184,16 @@ func (c *Cache) shrinkHashes(i int32, n int) {
 
 // recordStored records that a group got its first copy at a position. It joins
 // the newest event when that one ends at the position before.
-func (c *Cache) recordStored(i int32, g, off int) {
+func (c *Cache) recordStored(unit int32, g int) {
 	if !c.recording {
 		return
 	}
+	i := c.owner(unit)
 	nd := c.t.at(i)
+	off := int(unit - nd.run)
 	h := c.hashes[i][off]
 	parent := c.hashBefore(nd, c.hashes[i], off)
-	toks := c.t.tokens(nd)[off*c.bs : (off+1)*c.bs]
+	toks := c.t.slab.tokens(unit, 1)
 	for k := len(c.queue) - 1; k >= 0 && k >= len(c.queue)-len(c.groups); k-- {
 		e := &c.queue[k]
 		if e.Kind == Stored && e.Group == g && len(e.Hashes) > 0 && !parent.IsZero() && e.Hashes[len(e.Hashes)-1] == parent {
@@ -208,11 +210,12 @@ func (c *Cache) recordStored(i int32, g, off int) {
 }
 
 // recordRemoved records that a group has lost its last copy at a position.
-func (c *Cache) recordRemoved(i int32, g, off int) {
+func (c *Cache) recordRemoved(unit int32, g int) {
 	if !c.recording {
 		return
 	}
-	h := c.hashes[i][off]
+	i := c.owner(unit)
+	h := c.hashes[i][unit-c.t.at(i).run]
 	if c.cancelling {
 		for k := len(c.queue) - 1; k >= 0; k-- {
 			e := &c.queue[k]

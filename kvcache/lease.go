@@ -106,8 +106,10 @@ func (c *Cache) Lease(s *Seq, deadline Time) (LeaseID, LeaseResult, error) {
 		return LeaseID{}, 0, ErrNothingToLease
 	}
 	for g := range s.tables {
-		if id := s.tables[g][s.published-1]; id != NullBlock && c.blocks[id].node != 0 {
-			return c.grant(c.blocks[id].node, int(c.blocks[id].off), deadline)
+		if id := s.tables[g][s.published-1]; id != NullBlock && c.blocks[id].at != 0 {
+			unit := c.blocks[id].at - 1
+			i := c.owner(unit)
+			return c.grant(i, int(unit-c.t.at(i).run), deadline)
 		}
 	}
 	return LeaseID{}, 0, ErrNothingToLease
@@ -294,7 +296,7 @@ func (c *Cache) endLease(slot int32) {
 func (c *Cache) unfixLease(i, slot int32) {
 	nd := c.t.at(i)
 	for g := range c.groups {
-		if id := c.head(nd, g, int(nd.n)-1); id != NullBlock {
+		if id := c.head(nd.tail(), g); id != NullBlock {
 			c.unqueue(id, &c.blocks[id])
 		}
 	}
@@ -364,13 +366,13 @@ func (c *Cache) underLease(id BlockID, b *block) bool {
 	if c.groups[b.group].spec.Kind == SlidingWindow {
 		return b.state&blockPinned != 0
 	}
-	return b.next == id && c.t.at(b.node).leases != 0
+	return b.next == id && c.t.at(c.owner(b.at-1)).leases != 0
 }
 
 // deadlineOf returns the latest deadline among the leases that protect a copy.
 func (c *Cache) deadlineOf(b *block, id BlockID) Time {
 	if c.groups[b.group].spec.Kind != SlidingWindow {
-		return c.leases[c.t.at(b.node).leases].deadline
+		return c.leases[c.t.at(c.owner(b.at-1)).leases].deadline
 	}
 	slots := c.pins[id]
 	d := c.leases[slots[0]].deadline
@@ -393,7 +395,7 @@ func (c *Cache) pinWindow(slot int32) {
 			for p < int(c.t.at(i).depth) {
 				i = c.t.at(i).parent
 			}
-			id := c.head(c.t.at(i), g, p-int(c.t.at(i).depth))
+			id := c.head(c.t.at(i).run+int32(p)-c.t.at(i).depth, g)
 			if id == NullBlock {
 				continue
 			}

@@ -65,9 +65,8 @@ func (c *Cache) windowHit(i int32, d int) (int32, int) {
 func (c *Cache) lastHole(i int32, g, from, to int) int {
 	for p := to - 1; p >= from; {
 		nd := c.t.at(i)
-		heads := c.t.copies(nd, g)
 		for ; p >= max(from, int(nd.depth)); p-- {
-			if BlockID(heads[p-int(nd.depth)]) == NullBlock {
+			if c.head(nd.run+int32(p)-nd.depth, g) == NullBlock {
 				return p
 			}
 		}

@@ -667,7 +667,7 @@ func (m *model) compare(c *Cache) error {
 		}
 	}
 	for id := range m.blocks {
-		if got, want := c.blocks[id].node != 0, m.blocks[id].key != ""; got != want {
+		if got, want := c.blocks[id].at != 0, m.blocks[id].key != ""; got != want {
 			return fmt.Errorf("block %d matchable %v, model %v", id, got, want)
 		}
 	}

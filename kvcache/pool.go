@@ -10,9 +10,8 @@ type block struct {
 	// next and prev link the copies of one position in a ring, oldest first
 	// behind the head. next also links the stack of free blocks.
 	next, prev BlockID
-	node       int32  // the tree node of the block's position, 0 when it has none
-	refs       int32  // holders
-	off        uint16 // offset of the position on the node's edge
+	at         int32 // the unit of the block's position plus one, 0 when it has none
+	refs       int32 // holders
 	group      uint8
 	state      uint8 // bits below
 }

@@ -3,27 +3,35 @@ package kvcache
 // This file keeps what the tree says of a position, what the blocks say of
 // themselves and the eviction order consistent with each other.
 
-// head returns the oldest copy at a position, or NullBlock for a hole.
-func (c *Cache) head(nd *node, g, off int) BlockID {
-	return BlockID(c.t.slab.words(nd.run, nd.order)[(c.bs+g)<<nd.order+int(nd.start)+off])
+// head returns the oldest copy in a unit, or NullBlock for a hole.
+func (c *Cache) head(unit int32, g int) BlockID {
+	return c.t.slab.pages[unit>>edgeBits].copies[int(unit&unitMask)*len(c.groups)+g]
 }
 
-func (c *Cache) setHead(nd *node, g, off int, id BlockID) {
-	c.t.slab.words(nd.run, nd.order)[(c.bs+g)<<nd.order+int(nd.start)+off] = Token(id)
+func (c *Cache) setHead(unit int32, g int, id BlockID) {
+	c.t.slab.pages[unit>>edgeBits].copies[int(unit&unitMask)*len(c.groups)+g] = id
 }
+
+// owner returns the node that owns a unit.
+func (c *Cache) owner(unit int32) int32 {
+	return c.t.slab.pages[unit>>edgeBits].owner[unit&unitMask]
+}
+
+// tail returns the unit of a node's last position.
+func (nd *node) tail() int32 { return nd.run + int32(nd.n) - 1 }
 
 // evictable reports whether a copy that nobody holds may be taken: a surplus
 // copy wherever it stands, a window copy wherever it stands, and the last copy
 // of a position below which nothing is cached.
 func (c *Cache) evictable(id BlockID, b *block) bool {
-	if b.refs != 0 || b.node == 0 {
+	if b.refs != 0 || b.at == 0 {
 		return false
 	}
 	if b.next != id || c.groups[b.group].spec.Kind == SlidingWindow {
 		return true
 	}
-	nd := c.t.at(b.node)
-	return int(b.off)+1 == int(nd.n) && nd.child == 0
+	nd := c.t.at(c.owner(b.at - 1))
+	return nd.tail() == b.at-1 && nd.child == 0
 }
 
 // fix enters a block in the eviction order, or takes it out, as its state asks.
@@ -68,7 +76,7 @@ func (c *Cache) fixTail(nd *node) {
 		return
 	}
 	for g := range c.groups {
-		if id := c.head(nd, g, int(nd.n)-1); id != NullBlock {
+		if id := c.head(nd.tail(), g); id != NullBlock {
 			c.fix(id)
 		}
 	}
@@ -80,7 +88,7 @@ func (c *Cache) hold(id BlockID) {
 	if b.refs == 0 {
 		c.unqueue(id, b)
 		c.held++
-		if b.node != 0 {
+		if b.at != 0 {
 			c.heldPos++
 		}
 	}
@@ -97,7 +105,7 @@ func (c *Cache) release(id BlockID, class uint8) (loose bool) {
 		return false
 	}
 	c.held--
-	if b.node == 0 {
+	if b.at == 0 {
 		return true
 	}
 	c.heldPos--
@@ -108,19 +116,18 @@ func (c *Cache) release(id BlockID, class uint8) (loose bool) {
 }
 
 // addCopy makes a block the youngest copy at a position.
-func (c *Cache) addCopy(id BlockID, i int32, g, off int) {
-	nd := c.t.at(i)
+func (c *Cache) addCopy(id BlockID, unit int32, g int) {
 	b := &c.blocks[id]
-	b.node, b.off, b.group = i, uint16(off), uint8(g)
+	b.at, b.group = unit+1, uint8(g)
 	c.cached++
 	if b.refs > 0 {
 		c.heldPos++
 	}
-	first := c.head(nd, g, off)
+	first := c.head(unit, g)
 	if first == NullBlock {
 		b.next, b.prev = id, id
-		c.setHead(nd, g, off, id)
-		c.recordStored(i, g, off)
+		c.setHead(unit, g, id)
+		c.recordStored(unit, g)
 		return
 	}
 	h := &c.blocks[first]
@@ -138,22 +145,21 @@ func (c *Cache) dropCopy(id BlockID) {
 	b := &c.blocks[id]
 	c.unqueue(id, b)
 	c.unpin(id, b)
-	nd := c.t.at(b.node)
-	g, off := int(b.group), int(b.off)
-	b.node = 0
+	unit, g := b.at-1, int(b.group)
+	b.at = 0
 	c.cached--
 	if b.refs > 0 {
 		c.heldPos--
 	}
 	if b.next == id {
-		c.setHead(nd, g, off, NullBlock)
+		c.setHead(unit, g, NullBlock)
 		return
 	}
 	next, prev := b.next, b.prev
 	c.blocks[next].prev = prev
 	c.blocks[prev].next = next
-	if c.head(nd, g, off) == id {
-		c.setHead(nd, g, off, next)
+	if c.head(unit, g) == id {
+		c.setHead(unit, g, next)
 	}
 	if next == prev { // one copy is left
 		c.fix(next)
@@ -185,22 +191,22 @@ func (c *Cache) evict() BlockID {
 	}
 	b := &c.blocks[id]
 	c.account(id, b)
-	i, g, off := b.node, int(b.group), int(b.off)
+	unit, g := b.at-1, int(b.group)
 	c.dropCopy(id)
-	c.vacated(i, g, off)
+	c.vacated(unit, g)
 	return id
 }
 
-// vacated cleans up after the copy of a group has left a position of node i:
-// a position goes when a full-attention group has no copy left there, or when no group has.
-func (c *Cache) vacated(i int32, g, off int) {
-	nd := c.t.at(i)
-	if c.head(nd, g, off) != NullBlock {
+// vacated cleans up after a copy of a group has left a position: the position
+// goes when a full-attention group has no copy left there, or when no group has.
+func (c *Cache) vacated(unit int32, g int) {
+	if c.head(unit, g) != NullBlock {
 		return
 	}
-	c.recordRemoved(i, g, off)
+	c.recordRemoved(unit, g)
+	i := c.owner(unit)
 	if c.groups[g].spec.Kind == FullAttention {
-		c.cut(i, off)
+		c.cut(i, unit)
 		return
 	}
 	if c.full == 0 {
@@ -215,9 +221,8 @@ func (c *Cache) trim(i int32) {
 		if nd.isRoot() || nd.child != 0 {
 			return
 		}
-		off := int(nd.n) - 1
 		for g := range c.groups {
-			if c.head(nd, g, off) != NullBlock {
+			if c.head(nd.tail(), g) != NullBlock {
 				return
 			}
 		}
@@ -225,41 +230,33 @@ func (c *Cache) trim(i int32) {
 	}
 }
 
-// cut removes the positions of node i from offset off on, with everything
-// below them. Copies there lose their position; those that nobody holds are free.
-func (c *Cache) cut(i int32, off int) {
+// cut removes the positions of node i from a unit on, with everything below
+// them. Copies there lose their position; those that nobody holds are free.
+func (c *Cache) cut(i, unit int32) {
 	// Deepest first: descend to a leaf, empty it, repeat.
 	for {
 		j := i
 		for c.t.at(j).child != 0 {
 			j = c.t.at(j).child
 		}
-		stop := 0
+		nd := c.t.at(j)
+		stop := nd.run
 		if j == i {
-			stop = off
+			stop = unit
 		}
-		for {
-			nd := c.t.at(j)
-			last := int(nd.n) - 1
+		for last := nd.tail(); last >= stop; last-- {
 			for g := range c.groups {
-				for {
-					id := c.head(nd, g, last)
-					if id == NullBlock {
-						break
-					}
+				for id := c.head(last, g); id != NullBlock; id = c.head(last, g) {
 					c.dropCopy(id)
 					if c.blocks[id].refs == 0 {
 						c.push(id)
 					}
-					if c.head(nd, g, last) == NullBlock {
-						c.recordRemoved(j, g, last)
+					if c.head(last, g) == NullBlock {
+						c.recordRemoved(last, g)
 					}
 				}
 			}
 			c.shorten(j)
-			if last == stop {
-				break
-			}
 		}
 		if j == i {
 			return
@@ -294,78 +291,88 @@ func (c *Cache) shorten(i int32) int32 {
 		}
 		return parent
 	}
-	if order := orderFor(int(nd.n)); order+1 < nd.order {
-		t.resize(nd, order+1)
+	if nd.room > 2*nd.n {
+		t.trim(nd)
 	}
 	c.fixTail(nd)
 	return i
 }
 
-// extend returns the position below (i, off) that holds the first block of
-// toks, as a node and an offset. Where the tree has none it adds positions for
-// as much of toks as one edge takes; their copies are the caller's to add.
-func (c *Cache) extend(i int32, off int, toks []Token) (int32, int) {
+// extend returns the position below that holds the first block of toks, as a
+// unit: below the position of a unit, or at a root where unit is -1. Where the tree has
+// none it adds positions for as much of toks as one edge takes; their copies
+// are the caller's to add.
+func (c *Cache) extend(root, unit int32, toks []Token) int32 {
 	t := &c.t
+	i := root
+	if unit >= 0 {
+		i = c.owner(unit)
+	}
 	nd := t.at(i)
-	if off+1 < int(nd.n) {
-		if equalTokens(t.tokens(nd)[(off+1)*c.bs:(off+2)*c.bs], toks[:c.bs]) {
-			return i, off + 1
+	if unit >= 0 && unit < nd.tail() {
+		if equalTokens(t.slab.tokens(unit+1, 1), toks[:c.bs]) {
+			return unit + 1
 		}
-		i = c.splitNode(i, off+1)
+		i = c.splitNode(i, int(unit-nd.run)+1)
 		nd = t.at(i)
 	}
 	if nd.child != 0 || nd.isRoot() || nd.leases != 0 || int(nd.n) >= t.edge {
 		if j := t.find(i, toks[:c.bs]); j != 0 {
-			return j, 0
+			return t.at(j).run
+		}
+		grew := nd.child == 0 && !nd.isRoot()
+		if grew {
+			t.trim(nd)
 		}
 		m := min(len(toks)/c.bs, t.edge)
-		grew := nd.child == 0
 		j := t.newChild(i, toks[:m*c.bs])
 		c.growHashes(j)
 		if grew {
 			c.fixTail(t.at(i))
 		}
-		return j, 0
+		return t.at(j).run
 	}
 	n := int(nd.n)
 	m := min(len(toks)/c.bs, t.edge-n)
-	t.appendTokens(nd, toks[:m*c.bs])
+	if n+m > int(nd.room) {
+		c.move(nd, 1<<orderFor(n+m))
+	}
+	nd.n += uint16(m)
+	t.fill(i, nd, toks[:m*c.bs], n)
 	c.growHashes(i)
 	for g := range c.groups { // the former end of the edge is an inner position now
-		if id := c.head(nd, g, n-1); id != NullBlock {
+		if id := c.head(nd.run+int32(n)-1, g); id != NullBlock {
 			c.fix(id)
 		}
 	}
-	return i, n
+	return nd.run + int32(n)
 }
 
-// splitNode splits an edge and moves its blocks. It returns the upper node.
-func (c *Cache) splitNode(i int32, k int) int32 {
-	t := &c.t
-	u := t.split(i, k)
-	c.splitHashes(i, u, k)
-	up, nd := t.at(u), t.at(i)
-	for g := range c.groups {
-		for off := range k {
-			first := c.head(up, g, off)
-			for id := first; id != NullBlock; {
-				b := &c.blocks[id]
-				b.node = u
-				if id = b.next; id == first {
-					break
-				}
-			}
-		}
-		for off := range int(nd.n) {
-			first := c.head(nd, g, off)
-			for id := first; id != NullBlock; {
-				b := &c.blocks[id]
-				b.off = uint16(off)
-				if id = b.next; id == first {
-					break
-				}
+// move gives an edge a run with more room.
+func (c *Cache) move(nd *node, room int) {
+	s := &c.t.slab
+	n, old := int(nd.n), nd.run
+	run := s.get(room)
+	copy(s.tokens(run, n), s.tokens(old, n))
+	copy(s.owners(run, n), s.owners(old, n))
+	heads := s.copies(run, n)
+	copy(heads, s.copies(old, n))
+	for k, first := range heads {
+		for id := first; id != NullBlock; {
+			b := &c.blocks[id]
+			b.at = run + int32(k/len(c.groups)) + 1
+			if id = b.next; id == first {
+				break
 			}
 		}
 	}
+	s.put(old, int(nd.room))
+	nd.run, nd.room = run, uint16(room)
+}
+
+// splitNode splits an edge behind its first k positions and returns the upper node.
+func (c *Cache) splitNode(i int32, k int) int32 {
+	u := c.t.split(i, k)
+	c.splitHashes(i, u, k)
 	return u
 }

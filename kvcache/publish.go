@@ -28,41 +28,41 @@ func (c *Cache) publish(s *Seq, tokens []Token, n int) {
 		return
 	}
 	from := s.published
-	node, off := c.place(s, tokens, from)
+	root := c.spaces[s.space].root
+	unit := c.place(s, root, tokens, from)
 	for i := from; i < upto; i++ {
-		node, off = c.extend(node, off, tokens[i*c.bs:upto*c.bs])
+		unit = c.extend(root, unit, tokens[i*c.bs:upto*c.bs])
 		for g := range c.groups {
 			if id := s.tables[g][i]; id != NullBlock {
-				c.addCopy(id, node, g, off)
+				c.addCopy(id, unit, g)
 			}
 		}
 	}
 	if c.full == 0 {
-		c.trim(node)
+		c.trim(c.owner(unit))
 	}
 	s.published = upto
 	s.settle()
 }
 
-// place returns the position of the sequence's last published block, which is
-// the root for depth 0.
-func (c *Cache) place(s *Seq, tokens []Token, depth int) (int32, int) {
-	node, off := c.spaces[s.space].root, -1
+// place returns the unit of the sequence's last published block, or -1 for depth 0.
+func (c *Cache) place(s *Seq, root int32, tokens []Token, depth int) int32 {
 	if depth == 0 {
-		return node, off
+		return -1
 	}
 	for g := range s.tables {
-		if id := s.tables[g][depth-1]; id != NullBlock && c.blocks[id].node != 0 {
-			return c.blocks[id].node, int(c.blocks[id].off)
+		if id := s.tables[g][depth-1]; id != NullBlock && c.blocks[id].at != 0 {
+			return c.blocks[id].at - 1
 		}
 	}
 	// Every copy has left its window and may have been evicted since: only
 	// without a full-attention group. Follow the tokens, and make positions
 	// without copies where the path is gone.
+	unit := int32(-1)
 	for i := range depth {
-		node, off = c.extend(node, off, tokens[i*c.bs:depth*c.bs])
+		unit = c.extend(root, unit, tokens[i*c.bs:depth*c.bs])
 	}
-	return node, off
+	return unit
 }
 
 // CommonPrefix returns the number of leading blocks of the sequence's first

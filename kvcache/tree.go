@@ -11,10 +11,9 @@ type node struct {
 	key    uint32 // of the edge's first block: its tag, or its hash when the parent's children are in the table
 	next   int32  // siblings, in a list of their own
 	child  int32  // first child
-	run    int32  // memory of the edge: tokens, then for each group the oldest copies
-	start  uint16 // first position of the run that is in use
-	n      uint16
-	order  uint8 // the run has room for 1<<order positions
+	run    int32  // first unit of the edge
+	n      uint16 // positions
+	room   uint16 // units, n or more
 	flags  uint8
 	depth  int32 // positions above the edge
 	parent int32
@@ -23,7 +22,7 @@ type node struct {
 	space  int32 // index of the namespace
 	leases int32 // leases that end here, latest deadline first: an index into Cache.leases
 	covers int32 // leases that end here, and children that a lease covers
-	_      [12]byte
+	_      [8]byte
 }
 
 const (
@@ -52,7 +51,7 @@ type tree struct {
 }
 
 func (t *tree) init(bs, groups, edge int, seed uint64) {
-	*t = tree{bs: bs, groups: groups, edge: edge, slab: slab{unit: bs + groups}, nodes: 1, children: childTable{seed: seed}}
+	*t = tree{bs: bs, groups: groups, edge: edge, slab: slab{bs: bs, groups: groups}, nodes: 1, children: childTable{seed: seed}}
 }
 
 func (t *tree) at(i int32) *node { return &t.chunks[i>>nodeChunkBits][i&(nodeChunk-1)] }
@@ -76,7 +75,7 @@ func (t *tree) newNode() (int32, *node) {
 func (t *tree) dropNode(i int32) {
 	nd := t.at(i)
 	if !nd.isRoot() {
-		t.slab.put(nd.run, nd.order)
+		t.slab.put(nd.run, int(nd.room))
 	}
 	*nd = node{next: t.freeNode}
 	t.freeNode = i
@@ -84,49 +83,24 @@ func (t *tree) dropNode(i int32) {
 }
 
 // tokens returns the tokens of the edge.
-func (t *tree) tokens(nd *node) []Token {
-	return t.slab.words(nd.run, nd.order)[int(nd.start)*t.bs : (int(nd.start)+int(nd.n))*t.bs]
-}
+func (t *tree) tokens(nd *node) []Token { return t.slab.tokens(nd.run, int(nd.n)) }
 
-// copies returns the oldest copies of the edge's positions in a group, as words of the slab.
-func (t *tree) copies(nd *node, group int) []Token {
-	w := t.slab.words(nd.run, nd.order)
-	at := (t.bs+group)<<nd.order + int(nd.start)
-	return w[at : at+int(nd.n)]
-}
-
-// resize moves the edge to the beginning of a run of another order.
-func (t *tree) resize(nd *node, order uint8) {
-	old := t.slab.words(nd.run, nd.order)
-	run := t.slab.get(order)
-	t.copyRun(t.slab.words(run, order), order, old, nd.order, int(nd.start), int(nd.n))
-	t.slab.put(nd.run, nd.order)
-	nd.run, nd.order, nd.start = run, order, 0
-}
-
-// copyRun copies n positions from a position of one run to the beginning of another.
-func (t *tree) copyRun(to []Token, toOrder uint8, from []Token, fromOrder uint8, start, n int) {
-	copy(to, from[start*t.bs:(start+n)*t.bs])
-	for g := t.bs; g < t.bs+t.groups; g++ {
-		at := g<<fromOrder + start
-		copy(to[g<<toOrder:], from[at:at+n])
-	}
-}
-
-// appendTokens adds positions at the end of the edge; their copies are empty.
-func (t *tree) appendTokens(nd *node, toks []Token) {
+// newEdge gives a node an edge of its own that holds toks and has no copies. The edge has no room for more.
+func (t *tree) newEdge(i int32, nd *node, toks []Token) {
 	m := len(toks) / t.bs
-	if int(nd.start)+int(nd.n)+m > 1<<nd.order {
-		t.resize(nd, orderFor(int(nd.n)+m))
+	nd.run, nd.n, nd.room = t.slab.get(m), uint16(m), uint16(m)
+	t.fill(i, nd, toks, 0)
+}
+
+// fill writes the tokens of the edge's last positions.
+func (t *tree) fill(i int32, nd *node, toks []Token, from int) {
+	m := len(toks) / t.bs
+	at := nd.run + int32(from)
+	copy(t.slab.tokens(at, m), toks)
+	clear(t.slab.copies(at, m))
+	for k, owners := 0, t.slab.owners(at, m); k < m; k++ {
+		owners[k] = i
 	}
-	end := int(nd.start) + int(nd.n)
-	w := t.slab.words(nd.run, nd.order)
-	copy(w[end*t.bs:], toks)
-	for g := t.bs; g < t.bs+t.groups; g++ {
-		at := g<<nd.order + end
-		clear(w[at : at+m])
-	}
-	nd.n += uint16(m)
 	t.positions += m
 }
 
@@ -136,35 +110,40 @@ func (t *tree) newChild(parent int32, toks []Token) int32 {
 	p := t.at(parent)
 	nd.depth = p.depth + int32(p.n)
 	nd.space = p.space
-	nd.order = orderFor(len(toks) / t.bs)
-	nd.run = t.slab.get(nd.order)
-	t.appendTokens(nd, toks)
+	t.newEdge(i, nd, toks)
 	t.link(parent, i)
 	return i
 }
 
 // split cuts the edge of node i behind its first k positions, 0 < k < n. The
 // lower part keeps the node, its children and its leases; the upper part
-// becomes a new node, whose index is returned. The caller moves the blocks.
+// becomes a new node, whose index is returned. Both keep their units.
 func (t *tree) split(i int32, k int) int32 {
 	u, up := t.newNode()
 	nd := t.at(i)
-	up.depth, up.space, up.n = nd.depth, nd.space, uint16(k)
-	up.order = orderFor(k)
-	up.run = t.slab.get(up.order)
-	t.copyRun(t.slab.words(up.run, up.order), up.order, t.slab.words(nd.run, nd.order), nd.order, int(nd.start), k)
+	up.depth, up.space = nd.depth, nd.space
+	up.run, up.n, up.room = nd.run, uint16(k), uint16(k)
 	t.replace(i, u)
-	nd.start += uint16(k)
+	nd.run += int32(k)
 	nd.n -= uint16(k)
+	nd.room -= uint16(k)
 	nd.depth += int32(k)
-	if order := orderFor(int(nd.n)); order < nd.order {
-		t.resize(nd, order)
+	for j, owners := 0, t.slab.owners(up.run, k); j < k; j++ {
+		owners[j] = u
 	}
 	t.link(u, i)
 	if nd.covers > 0 {
 		up.covers = 1
 	}
 	return u
+}
+
+// trim gives back the units behind the edge's end.
+func (t *tree) trim(nd *node) {
+	if nd.room > nd.n {
+		t.slab.put(nd.run+int32(nd.n), int(nd.room-nd.n))
+		nd.room = nd.n
+	}
 }
 
 // walk follows toks from a root for at most limit positions and returns the

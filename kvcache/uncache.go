@@ -151,25 +151,26 @@ func (c *Cache) spread(s *Seq) bool {
 // withdraw takes a bad block out of the tree. Positions that lose their last copy go, with all below them.
 func (c *Cache) withdraw(id BlockID) {
 	b := &c.blocks[id]
-	if b.node == 0 {
+	if b.at == 0 {
 		return
 	}
 	c.stats.uncached++
-	i, g, off := b.node, int(b.group), int(b.off)
+	unit, g := b.at-1, int(b.group)
 	c.dropCopy(id)
 	if b.refs == 0 {
 		c.push(id)
 	}
-	c.vacated(i, g, off)
+	c.vacated(unit, g)
 }
 
 // depth returns the position of a block, counted in blocks from the root, or -1.
 func (c *Cache) depth(id BlockID) int {
 	b := &c.blocks[id]
-	if b.node == 0 {
+	if b.at == 0 {
 		return -1
 	}
-	return int(c.t.at(b.node).depth) + int(b.off)
+	nd := c.t.at(c.owner(b.at - 1))
+	return int(nd.depth + b.at - 1 - nd.run)
 }
 
 // ownFenced marks the bad blocks behind a fence as kept: something may still
