@@ -27,6 +27,8 @@ type ClusterConfig struct {
 	Transfer   float64 // seconds to move the KV of one token from P to D
 	TransferAt float64 // seconds that a transfer takes however short it is
 	Window     float64 // seconds in which the queue's peak counts; 0: always
+	Local      Local
+	Reverse    Reverse
 	Ends       Ends    // whether clients say that a turn is a session's last
 	Sample     float64 // seconds between samples of the queue; 0: none
 }
@@ -37,6 +39,23 @@ type Sync uint8
 const (
 	Lockstep    Sync = iota // a step ends when the slowest rank's does (expert parallelism)
 	Independent             // each rank steps on its own
+)
+
+// Local says what a Decoder does with a turn that the front door sends to it
+// without a Prefiller.
+type Local uint8
+
+const (
+	Attempts Local = iota // refuses it without a usable prefix
+	Forced                // computes whatever is missing: the front door's prediction stands
+)
+
+// Reverse says whether a Prefiller reads back what a Decoder still holds.
+type Reverse uint8
+
+const (
+	NoReverse   Reverse = iota
+	ReversePull         // the session's blocks are read from the Decoder that served its last turn
 )
 
 // Ends says whether clients announce the last turn of a session.
@@ -97,7 +116,7 @@ type turn struct {
 // session is a conversation under way.
 type session struct {
 	history []kvcache.Token
-	next    int32 // turn that becomes eligible next
+	lastOn  int32 // Decoder rank of the last turn, -1 none
 	key     route.SessionKey
 }
 
@@ -115,6 +134,7 @@ type Cluster struct {
 	turns   []turn
 	free    []int32
 	live    map[int32]*session
+	scratch []kvcache.Token
 	opened  int // sessions whose first turn was scheduled
 	pending int // turns not finished yet
 
@@ -246,7 +266,7 @@ func (c *Cluster) newTurn() int32 {
 func (c *Cluster) eligible(s, t int32) error {
 	ss := c.live[s]
 	if ss == nil {
-		ss = &session{key: route.KeyOf("", strconv.Itoa(int(s)))}
+		ss = &session{key: route.KeyOf("", strconv.Itoa(int(s))), lastOn: -1}
 		c.live[s] = ss
 	}
 	if t == 0 {
@@ -257,11 +277,12 @@ func (c *Cluster) eligible(s, t int32) error {
 			}
 		}
 	}
-	ss.history = c.load.Prompt(int(s), int(t), ss.history)
-	ss.next = t + 1
+	c.scratch = c.load.Prompt(int(s), int(t), append(c.scratch[:0], ss.history...))
+	fresh := len(c.scratch) - common(ss.history, c.scratch)
 	i := c.newTurn()
 	tr := &c.turns[i]
-	*tr = turn{on: -1, prompt: slices.Clone(ss.history), rec: Record{Session: s, Turn: t, Eligible: c.now, Prompt: int32(len(ss.history))}}
+	*tr = turn{on: -1, prompt: slices.Clone(c.scratch), rec: Record{Session: s, Turn: t, Eligible: c.now, Prompt: int32(len(c.scratch)), Fresh: int32(fresh)}}
+	ss.history = tr.prompt
 	c.pending++
 	q := route.Query{HasSession: true, Session: ss.key, Bytes: 4 * len(tr.prompt), Eligible: true, FollowUp: t > 0}
 	if p := c.load.Parent(int(s)); p >= 0 {
@@ -276,6 +297,17 @@ func (c *Cluster) eligible(s, t int32) error {
 	}
 	tr.rec.Reason = string(d.Reason)
 	return c.prefill(i)
+}
+
+// common is the length of the common prefix.
+func common(a, b []kvcache.Token) int {
+	n := min(len(a), len(b))
+	for i := range n {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	return n
 }
 
 // send lets a turn arrive at a rank one hop later.
@@ -312,18 +344,24 @@ func (c *Cluster) arrive(i, on int32) error {
 	}
 	switch tr.stage {
 	case attempted:
-		req.Route = scheduler.AppendPrefill
-		req.RemoteETA = c.remoteETA(tr)
+		if c.cfg.Local == Attempts {
+			req.Route = scheduler.AppendPrefill
+			req.RemoteETA = c.remoteETA(tr)
+		}
 		tr.kv = transfer{from: -1}
 	case prefilling:
 		req.MaxTokens = 1
 		tr.kv = transfer{keep: true, from: -1}
+		if c.cfg.Reverse == ReversePull {
+			tr.kv.back = c.heldBy(tr)
+		}
 		c.waiting++
 		r.backlog += int64(len(tr.prompt))
 	case decoding:
 		req.Route = scheduler.RemotePrefill
 	}
-	req.Params = &transfer{keep: tr.kv.keep, from: tr.kv.from, id: tr.kv.id, tokens: tr.kv.tokens}
+	kv := tr.kv
+	req.Params = &kv
 	id, err := r.sched.Add(req)
 	if err != nil {
 		return err
@@ -346,6 +384,17 @@ func (c *Cluster) remoteETA(tr *turn) time.Duration {
 		least = min(least, r.backlog)
 	}
 	return time.Duration(c.pace * float64(least+int64(len(tr.prompt))))
+}
+
+// heldBy is the number of tokens of a turn's prompt that the Decoder rank of
+// the session's last turn still has cached.
+func (c *Cluster) heldBy(tr *turn) int {
+	ss := c.live[tr.rec.Session]
+	if ss == nil || ss.lastOn < 0 {
+		return 0
+	}
+	cache := c.ranks[ss.lastOn].cache
+	return cache.Match(kvcache.Namespace{}, tr.prompt, len(tr.prompt)-1).Tokens
 }
 
 // wake lets a group that does not compute look at its work, once for all that
@@ -426,7 +475,7 @@ func (c *Cluster) began(g *group, s *slot) {
 			at := c.now
 			if w.tokens > 0 {
 				at += Seconds(c.cfg.TransferAt + c.cfg.Transfer*float64(w.tokens))
-				if w.from < 0 {
+				if w.tier {
 					at = c.now + Time(r.link.host.takes(w.tokens))
 				}
 				c.cal.push(at, eventKV, r.index, 0, uint64(w.id))
@@ -445,6 +494,7 @@ func (c *Cluster) stepEnd(g *group) error {
 	g.busy = false
 	if s.rows {
 		g.last.seconds, g.last.tokens = s.seconds, s.tokens
+		g.pure += s.pure
 	}
 	if err := c.apply(g, s); err != nil {
 		return err
@@ -529,6 +579,7 @@ func (c *Cluster) output(r *rank, o *scheduler.Output) error {
 	if n := len(o.Tokens); n > 0 {
 		if tr.rec.Out == 0 {
 			tr.rec.First = c.now + Seconds(c.cfg.Hop)
+			tr.rec.Pure = -r.group.pure
 			tr.rec.Cached = o.Cached + o.External
 			if tr.stage == attempted {
 				tr.rec.Route = Hit
@@ -540,6 +591,7 @@ func (c *Cluster) output(r *rank, o *scheduler.Output) error {
 	}
 	if o.Finish != scheduler.NotFinished {
 		tr.stage = finished
+		tr.rec.Pure += r.group.pure
 		c.cal.push(c.now+Seconds(c.cfg.Hop), eventDone, i, 0, 0)
 	}
 	return nil
@@ -563,6 +615,7 @@ func (c *Cluster) done(i int32) {
 	tr := &c.turns[i]
 	s, t := tr.rec.Session, int(tr.rec.Turn)
 	ss := c.live[s]
+	ss.lastOn = tr.on
 	last := t+1 >= c.load.Turns(int(s))
 	c.router.Finish(wall(c.now), tr.rt, route.Outcome{
 		Result: route.Completed, PromptTokens: len(tr.prompt), CachedTokens: int(tr.rec.Cached), OutputTokens: int(tr.rec.Out), End: last,
@@ -572,6 +625,7 @@ func (c *Cluster) done(i int32) {
 	if last {
 		delete(c.live, s)
 	} else {
+		ss.history = slices.Clip(ss.history)
 		for k := range tr.rec.Out {
 			ss.history = append(ss.history, c.load.Answer(int(s), t, int(k)))
 		}

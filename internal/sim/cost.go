@@ -42,9 +42,11 @@ type Cost interface {
 }
 
 // Linear is the step-time model Base + Decode·rows + Prefill·tokens +
-// Context·Σcontext, all in seconds; a step without FULL graph costs Eager more.
+// Context·Σcontext + DecodeContext·(tokens that decode rows attend to), in
+// seconds; a step with prefill costs Eager more.
 type Linear struct {
 	Base, Decode, Prefill, Context, Eager float64
+	DecodeContext                         float64
 }
 
 var _ Cost = Linear{}
@@ -54,7 +56,7 @@ func (l Linear) Step(w Work, _ uint64) float64 {
 	if w.Decodes == 0 && w.Prefill == 0 {
 		return 0
 	}
-	s := l.Base + l.Decode*float64(w.Decodes) + l.Prefill*float64(w.Prefill) + l.Context*w.Context
+	s := l.Base + l.Decode*float64(w.Decodes) + l.Prefill*float64(w.Prefill) + l.Context*w.Context + l.DecodeContext*float64(w.Decoded)
 	if w.Prefill > 0 {
 		s += l.Eager
 	}
@@ -67,7 +69,7 @@ func (l Linear) Validate() error {
 	for _, f := range []struct {
 		name string
 		v    float64
-	}{{"base", l.Base}, {"decode", l.Decode}, {"prefill", l.Prefill}, {"context", l.Context}, {"eager", l.Eager}} {
+	}{{"base", l.Base}, {"decode", l.Decode}, {"prefill", l.Prefill}, {"context", l.Context}, {"eager", l.Eager}, {"decode context", l.DecodeContext}} {
 		if !(f.v >= 0) || math.IsInf(f.v, 0) {
 			errs = append(errs, fmt.Errorf("cost model: %s is %v, must be a finite number of seconds, not negative", f.name, f.v))
 		}

@@ -13,6 +13,7 @@ type transfer struct {
 	from   int32               // Decoder: rank that holds the blocks; -1 none
 	id     connector.RequestID // there
 	tokens int                 // of the prompt that it holds
+	back   int                 // Prefiller: tokens that a Decoder holds
 	used   bool                // the blocks were asked for
 }
 
@@ -31,6 +32,7 @@ type linkWork struct {
 	from   int32
 	peer   connector.RequestID
 	tokens int // 0: only a release
+	tier   bool
 }
 
 var (
@@ -42,6 +44,10 @@ func (l *link) Lookup(r *connector.Request, local int) connector.Answer {
 	t, ok := connector.ParamsOf[*transfer](r)
 	switch {
 	case !ok || t.used:
+	case t.keep:
+		if t.back > local {
+			return connector.Answer{Tokens: t.back - local, Async: true}
+		}
 	case t.from < 0:
 		if n, _ := l.Restorable(r, local); n > 0 {
 			return connector.Answer{Tokens: n, Async: true}
@@ -67,7 +73,7 @@ func (l *link) Allocated(r *connector.Request, _ connector.Tables, _, external i
 		return
 	}
 	t.used = true
-	l.work = append(l.work, linkWork{r.ID, t.from, t.id, external})
+	l.work = append(l.work, linkWork{id: r.ID, from: t.from, peer: t.id, tokens: external, tier: t.from < 0 && !t.keep})
 }
 
 func (l *link) Finished(r *connector.Request, _ connector.Tables, end connector.End) connector.Hold {
@@ -81,7 +87,7 @@ func (l *link) Finished(r *connector.Request, _ connector.Tables, end connector.
 		return connector.Hold{Delay: true}
 	case t.from >= 0 && !t.used: // never read: let the Prefiller go
 		t.used = true
-		l.work = append(l.work, linkWork{r.ID, t.from, t.id, 0})
+		l.work = append(l.work, linkWork{id: r.ID, from: t.from, peer: t.id})
 	}
 	return connector.Hold{}
 }

@@ -102,6 +102,7 @@ type slot struct {
 	plans   []*scheduler.Plan
 	took    []float64 // seconds that each rank would take alone
 	seconds float64
+	pure    float64 // seconds without its prefill rows
 	tokens  int64
 	rows    bool // some rank has rows
 	full    bool // every rank with rows replays a FULL graph
@@ -115,9 +116,10 @@ type group struct {
 	depth  int // plans that may be made ahead: 1 synchronous, 2 asynchronous
 	queue  []slot
 	free   []slot
-	busy   bool // queue[0] is running
-	waking bool // an eventWake is under way
-	wakeAt Time // latest deadline asked for
+	busy   bool    // queue[0] is running
+	waking bool    // an eventWake is under way
+	wakeAt Time    // latest deadline asked for
+	pure   float64 // Σ of decode-only times of all steps
 	prefix string
 
 	last struct { // the last step that had rows
@@ -179,6 +181,11 @@ func (g *group) plan(now Time) slot {
 		s.tokens += int64(p.Total)
 		w := WorkOf(p)
 		took := r.cost.Step(w, r.steps)
+		pure := took
+		if w.Prefill > 0 {
+			pure = r.cost.Step(Work{Decodes: w.Decodes, Decoded: w.Decoded, Mode: w.Mode}, r.steps)
+		}
+		s.pure = max(s.pure, pure)
 		s.took[len(s.took)-1] = took
 		s.seconds = max(s.seconds, took)
 		r.steps++

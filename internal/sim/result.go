@@ -35,8 +35,10 @@ type Record struct {
 	Eligible      Time
 	First, Last   Time // first and last token at the client
 	Prompt        int32
+	Fresh         int32 // prompt tokens that neither the session's last prompt nor its answer has
 	Cached        int32 // prompt tokens found in the cache of the rank that served it
 	Out           int32
+	Pure          float64 // seconds from first to last token, had the steps between had no prefill
 }
 
 // TTFT is the time from eligibility to the first token, in seconds.
@@ -48,6 +50,15 @@ func (r *Record) TPOT() float64 {
 		return math.NaN()
 	}
 	return float64(r.Last-r.First) / 1e9 / float64(r.Out-1)
+}
+
+// Slowdown is the time per output token in terms of decode-only steps; NaN for
+// a single token.
+func (r *Record) Slowdown() float64 {
+	if r.Out < 2 || r.Pure <= 0 {
+		return math.NaN()
+	}
+	return float64(r.Last-r.First) / 1e9 / r.Pure
 }
 
 // Result is what a run gave.

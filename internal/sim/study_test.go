@@ -1,0 +1,60 @@
+package sim
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-serving/sluice/internal/sim/trace"
+)
+
+// Twelve agents in fast tool loops on one small cluster.
+func agents(t *testing.T, gap float64) *Replay {
+	t.Helper()
+	var rows []string
+	for s := range 12 {
+		n, at := 300+20*s, 0
+		for turn := range 12 {
+			rows = append(rows, row(fmt.Sprint("s", s), "", turn, at, 64*n+11, 60, fmt.Sprintf("[1,%d]", n)))
+			n += 5 + (7*s+3*turn)%30
+			at += 3000
+		}
+	}
+	tr := agentTrace(t, rows...)
+	require.Equal(t, trace.WithSessions, tr.Sessions)
+	r, err := NewReplay(tr, IDsOfSession, ReplayOptions{Gap: gap})
+	require.NoError(t, err)
+	return r
+}
+
+func TestStudyComparesProfiles(t *testing.T) {
+	load := agents(t, 0.5)
+	s := DefaultStudy()
+	s.DecodeBlocks = 4000
+	rows := map[Profile]*StudyRow{}
+	for _, p := range Profiles {
+		r, err := s.Study(p, load, DefaultGoodput)
+		require.NoError(t, err, p)
+		require.Equal(t, 144, r.Requests, p)
+		again, err := s.Study(p, load, DefaultGoodput)
+		require.NoError(t, err)
+		require.Equal(t, r, again, p)
+		t.Logf("%+v", *r)
+		rows[p] = r
+	}
+	require.Zero(t, rows[ProfilePD].Hits+rows[ProfilePD].Fallbacks)
+	require.LessOrEqual(t, rows[ProfileReverse].PrefillMTok, rows[ProfilePD].PrefillMTok)
+	require.Less(t, rows[ProfileGuarded].PrefillBusy, rows[ProfilePD].PrefillBusy)
+	require.GreaterOrEqual(t, rows[ProfileGuarded].GoodShare, rows[ProfilePD].GoodShare)
+	require.NotZero(t, rows[ProfileThreshold].Hits)
+	require.Zero(t, rows[ProfileThreshold].Fallbacks, "the front door's prediction stands")
+}
+
+func TestParseProfile(t *testing.T) {
+	p, err := ParseProfile("guarded")
+	require.NoError(t, err)
+	require.Equal(t, ProfileGuarded, p)
+	_, err = ParseProfile("best")
+	require.ErrorContains(t, err, `profile "best" is unknown`)
+}
