@@ -4,12 +4,12 @@ import (
 	"context"
 	"io"
 	"net/http"
-	"net/url"
 	"sync"
 	"time"
 
 	"github.com/sluice-serving/sluice/internal/openai"
 	"github.com/sluice-serving/sluice/proxy/route"
+	"github.com/sluice-serving/sluice/proxy/wire"
 )
 
 // probeTimeout bounds each of the small requests to backends that are no legs.
@@ -27,23 +27,15 @@ func (p *Proxy) instances() (prefillers, decoders []string) {
 	return prefillers, decoders
 }
 
-// scheme is how instances are spoken to.
-func (p *Proxy) scheme() string {
-	if p.cfg.BackendTLS != nil {
-		return "https"
+func (p *Proxy) small(ctx context.Context, method, addr, path, query string) (*wire.Response, error) {
+	req := &wire.Request{Method: method, Addr: addr, Path: path}
+	if query != "" {
+		req.Path += "?" + query
 	}
-	return "http"
-}
-
-func (p *Proxy) small(ctx context.Context, method, addr, path, query string) (*http.Response, error) {
-	req := (&http.Request{
-		Method: method, URL: &url.URL{Scheme: p.scheme(), Host: addr, Path: path, RawQuery: query}, Host: addr,
-		Header: http.Header{}, ProtoMajor: 1, ProtoMinor: 1,
-	}).WithContext(ctx)
 	if p.cfg.APIKey != "" {
-		req.Header.Set("Authorization", "Bearer "+p.cfg.APIKey)
+		req.Header = append(req.Header, wire.Field{Name: "Authorization", Value: "Bearer " + p.cfg.APIKey})
 	}
-	return p.transport.RoundTrip(req)
+	return p.pool.Do(ctx, req)
 }
 
 // models answers with the list of the first instance that gives one.
@@ -70,11 +62,11 @@ func (p *Proxy) modelsOf(ctx context.Context, addr string) ([]byte, bool) {
 	if err != nil {
 		return nil, false
 	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
+	defer resp.Close()
+	if resp.Status != http.StatusOK {
 		return nil, false
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	body, err := io.ReadAll(io.LimitReader(resp, 1<<20))
 	return body, err == nil
 }
 
@@ -113,9 +105,9 @@ func (p *Proxy) resetPrefixCache(w http.ResponseWriter, r *http.Request) {
 			if err != nil {
 				return
 			}
-			_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 64<<10)) // so that the connection can be used again
-			resp.Body.Close()
-			ok[i] = resp.StatusCode/100 == 2
+			_, _ = io.Copy(io.Discard, io.LimitReader(resp, 64<<10)) // so that the connection can be used again
+			resp.Close()
+			ok[i] = resp.Status/100 == 2
 		})
 	}
 	group.Wait()

@@ -7,17 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"net/url"
 	"strconv"
-	"sync"
 	"syscall"
 	"time"
 
 	"github.com/sluice-serving/sluice/internal/openai"
 	"github.com/sluice-serving/sluice/proxy/route"
 	"github.com/sluice-serving/sluice/proxy/splice"
+	"github.com/sluice-serving/sluice/proxy/wire"
 )
 
 // verdict is what became of a leg.
@@ -53,88 +51,30 @@ type call struct {
 	limit   time.Duration // until the answer's header
 }
 
-// bodyParts are the byte ranges of a leg's body. The transport reads them on a
-// goroutine of its own and may come back for them when a connection turns out
-// to be stale; drop takes them away for good.
-type bodyParts struct {
-	mu   sync.Mutex
-	list [][]byte
-	gone bool
-}
-
-// drop forgets the body, so that it does not live as long as a streamed answer.
-func (p *bodyParts) drop() {
-	p.mu.Lock()
-	p.list, p.gone = nil, true
-	p.mu.Unlock()
-}
-
-// errDropped ends the sending of a body whose answer has begun.
-var errDropped = errors.New("the answer came before the body was sent")
-
-// pieces reads bodyParts from the start.
-type pieces struct {
-	parts *bodyParts
-	i, n  int
-}
-
-func (b *pieces) Read(p []byte) (int, error) {
-	b.parts.mu.Lock()
-	defer b.parts.mu.Unlock()
-	if b.parts.gone {
-		return 0, errDropped
-	}
-	list := b.parts.list
-	total := 0
-	for b.i < len(list) && total < len(p) {
-		n := copy(p[total:], list[b.i][b.n:])
-		total += n
-		if b.n += n; b.n == len(list[b.i]) {
-			b.i, b.n = b.i+1, 0
-		}
-	}
-	if total == 0 && len(p) > 0 && b.i == len(list) {
-		return 0, io.EOF
-	}
-	return total, nil
-}
-
-func (b *pieces) Close() error { return nil }
-
 // send sends a leg and waits for the header of its answer.
-func (x *exchange) send(ctx context.Context, c call) (*http.Response, error) {
-	parts := &bodyParts{list: x.body.Spliced(c.edits...)}
-	size := 0
-	for _, part := range parts.list {
-		size += len(part)
-	}
-	x.sending = parts
-	h := make(http.Header, 8)
-	h["Content-Type"] = []string{"application/json"}
-	h["X-Request-Id"] = []string{c.id}
+func (x *exchange) send(ctx context.Context, c call) (*wire.Response, error) {
+	h := make([]wire.Field, 0, 8)
+	add := func(name, value string) { h = append(h, wire.Field{Name: name, Value: value}) }
+	add("Content-Type", "application/json")
+	add("X-Request-Id", c.id)
 	switch {
 	case x.p.cfg.PassAuthorization:
 		if v := x.r.Header.Get("Authorization"); v != "" {
-			h["Authorization"] = []string{v}
+			add("Authorization", v)
 		}
 	case x.p.cfg.APIKey != "":
-		h["Authorization"] = []string{"Bearer " + x.p.cfg.APIKey}
+		add("Authorization", "Bearer "+x.p.cfg.APIKey)
 	}
 	if x.session != "" {
-		h["X-Session-Id"] = []string{x.scopedSession()}
+		add("X-Session-Id", x.scopedSession())
 	}
 	if c.leg != route.LegPrefill && c.target.Ranks > 1 {
-		h.Set("X-data-parallel-rank", strconv.Itoa(int(c.target.Rank)))
+		add("X-data-parallel-rank", strconv.Itoa(int(c.target.Rank)))
 	}
-	for k, v := range c.headers {
-		h.Set(k, v)
+	for _, name := range sortedKeys(c.headers) {
+		add(name, c.headers[name])
 	}
-	req := (&http.Request{
-		Method: http.MethodPost, URL: &url.URL{Scheme: x.p.scheme(), Host: c.target.Decoder, Path: x.at.path}, Host: c.target.Decoder,
-		Header: h, Body: &pieces{parts: parts}, ContentLength: int64(size), ProtoMajor: 1, ProtoMinor: 1,
-		GetBody: func() (io.ReadCloser, error) { return &pieces{parts: parts}, nil },
-	}).WithContext(ctx)
-	return x.p.transport.RoundTrip(req)
+	return x.p.pool.Do(ctx, &wire.Request{Method: http.MethodPost, Addr: c.target.Decoder, Path: x.at.path, Header: h, Body: x.body.Spliced(c.edits...)})
 }
 
 // watch is a timer that ends a leg when nothing happens for too long.
@@ -187,8 +127,8 @@ func (x *exchange) transportFailure(ctx context.Context, c call, err error) resu
 
 // isDial reports whether an error says that no connection was made.
 func isDial(err error) bool {
-	var op *net.OpError
-	return errors.As(err, &op) && op.Op == "dial"
+	var dial *wire.DialError
+	return errors.As(err, &dial)
 }
 
 // isReset reports whether an error says that the peer's process may have ended.
@@ -197,12 +137,12 @@ func isReset(err error) bool {
 }
 
 // learn tells the router how a leg went and which life of the engine answered.
-func (x *exchange) learn(c call, resp *http.Response, err error) {
+func (x *exchange) learn(c call, resp *wire.Response, err error) {
 	outcome := route.LegOK
 	switch {
 	case err != nil && x.gone():
 		outcome = route.LegAbandoned
-	case err != nil || resp.StatusCode >= 500:
+	case err != nil || resp.Status >= 500:
 		outcome = route.LegFailed
 	}
 	x.p.mu.Lock()
@@ -236,27 +176,27 @@ const maxErrorBody = 1 << 20
 
 // errorAnswer turns an answer that is not 200 into a result: a 4xx is the
 // client's to see, a 5xx may be tried elsewhere.
-func (x *exchange) errorAnswer(c call, resp *http.Response, body []byte) result {
-	if resp.StatusCode >= 500 {
-		return result{verdict: failed, reason: "error:status_" + strconv.Itoa(resp.StatusCode), problem: upstream(c.leg, resp.StatusCode, resp.Header, body)}
+func (x *exchange) errorAnswer(c call, resp *wire.Response, body []byte) result {
+	if resp.Status >= 500 {
+		return result{verdict: failed, reason: "error:status_" + strconv.Itoa(resp.Status), problem: upstream(c.leg, resp.Status, resp.Header, body)}
 	}
 	switch {
-	case resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden:
+	case resp.Status == http.StatusUnauthorized || resp.Status == http.StatusForbidden:
 		if !x.p.cfg.PassAuthorization {
 			x.out.fail(openai.BadGateway("the %s does not accept the proxy's key", roles[c.leg]))
 			return result{verdict: passedOn}
 		}
-	case resp.StatusCode < 400, resp.StatusCode == http.StatusPreconditionFailed:
-		x.out.fail(openai.BadGateway("the %s answered status %d", roles[c.leg], resp.StatusCode))
+	case resp.Status < 400, resp.Status == http.StatusPreconditionFailed:
+		x.out.fail(openai.BadGateway("the %s answered status %d", roles[c.leg], resp.Status))
 		return result{verdict: passedOn}
 	}
 	if retry := resp.Header.Get("Retry-After"); retry != "" {
 		x.w.Header().Set("Retry-After", retry)
 	}
-	if _, ok := openai.ParseError(resp.StatusCode, body); ok && wrapped(body) {
-		x.out.whole(resp.StatusCode, "application/json", body)
+	if _, ok := openai.ParseError(resp.Status, body); ok && wrapped(body) {
+		x.out.whole(resp.Status, "application/json", body)
 	} else {
-		x.out.fail(shaped(resp.StatusCode, body))
+		x.out.fail(shaped(resp.Status, body))
 	}
 	return result{verdict: passedOn}
 }
@@ -371,19 +311,19 @@ func (x *exchange) answerFrom(c call, mode relayMode) result {
 		if err != nil {
 			return x.transportFailure(ctx, c, err)
 		}
-		defer resp.Body.Close()
-		line.Status = resp.StatusCode
-		body := w.follow(resp.Body, x.p.cfg.IdleTimeout)
-		if resp.StatusCode != http.StatusOK {
+		defer resp.Close()
+		line.Status = resp.Status
+		body := w.follow(resp, x.p.cfg.IdleTimeout)
+		if resp.Status != http.StatusOK {
 			raw, err := io.ReadAll(io.LimitReader(body, maxErrorBody))
 			if err != nil && x.gone() {
 				return result{verdict: gone}
 			}
 			if mode.local != nil {
-				f := features{status: resp.StatusCode}
+				f := features{status: resp.Status}
 				o, err := splice.Parse(raw)
 				if err == nil {
-					f = inspect(o, resp.StatusCode)
+					f = inspect(o, resp.Status)
 				}
 				if why, ok := mode.local.refused(f, o); ok {
 					return result{verdict: refused, reason: "refused:" + why}
@@ -391,7 +331,7 @@ func (x *exchange) answerFrom(c call, mode relayMode) result {
 			}
 			return x.errorAnswer(c, resp, raw)
 		}
-		rel := relay{x: x, c: c, ctx: ctx, mode: mode, status: resp.StatusCode}
+		rel := relay{x: x, c: c, ctx: ctx, mode: mode, status: resp.Status}
 		if isEventStream(resp.Header.Get("Content-Type")) {
 			res := rel.stream(body)
 			line.Output = rel.output()
@@ -536,21 +476,21 @@ func (x *exchange) prefill(addr, decoder string) (params json.RawMessage, cached
 		x.learn(c, nil, err)
 		return nil, 0, x.transportFailure(ctx, c, err)
 	}
-	defer resp.Body.Close()
-	line.Status = resp.StatusCode
-	body, err := io.ReadAll(io.LimitReader(w.follow(resp.Body, x.p.cfg.IdleTimeout), x.p.cfg.MaxAnswer+1))
+	defer resp.Close()
+	line.Status = resp.Status
+	body, err := io.ReadAll(io.LimitReader(w.follow(resp, x.p.cfg.IdleTimeout), x.p.cfg.MaxAnswer+1))
 	x.learn(c, resp, err)
 	switch {
 	case err != nil:
 		return nil, 0, x.transportFailure(ctx, c, err)
-	case resp.StatusCode != http.StatusOK:
+	case resp.Status != http.StatusOK:
 		return nil, 0, x.errorAnswer(c, resp, body)
 	}
 	o, err := splice.Parse(body)
 	if err != nil {
 		return nil, 0, result{verdict: failed, reason: "error:answer", problem: openai.BadGateway("the prefiller's answer cannot be read")}
 	}
-	f := inspect(o, resp.StatusCode)
+	f := inspect(o, resp.Status)
 	line.Output = f.completion
 	if raw := o.Raw("kv_transfer_params"); len(raw) > 2 && raw[0] == '{' && filled(raw) {
 		params = bytes.Clone(raw)

@@ -15,16 +15,17 @@ import (
 
 	"github.com/sluice-serving/sluice/internal/openai"
 	"github.com/sluice-serving/sluice/proxy/route"
+	"github.com/sluice-serving/sluice/proxy/wire"
 )
 
 // Proxy is the front door. New makes it, Handler serves it, Close ends it
 // after the HTTP server has been shut down.
 type Proxy struct {
-	cfg       Config
-	transport *http.Transport
-	metrics   *metrics
-	trace     *tracer
-	mux       *http.ServeMux
+	cfg     Config
+	pool    *wire.Pool
+	metrics *metrics
+	trace   *tracer
+	mux     *http.ServeMux
 
 	mu     sync.Mutex // guards router, pools, closed
 	router *route.Router
@@ -64,19 +65,7 @@ func New(cfg Config) (*Proxy, error) {
 			return nil, err
 		}
 	}
-	dialer := &net.Dialer{Timeout: cfg.ConnectTimeout, KeepAlive: 30 * time.Second}
-	p.transport = &http.Transport{
-		DialContext:           dialer.DialContext,
-		DisableCompression:    true, // bodies are read as they are
-		MaxIdleConns:          0,
-		MaxIdleConnsPerHost:   1024,
-		IdleConnTimeout:       90 * time.Second,
-		WriteBufferSize:       64 << 10,
-		ReadBufferSize:        16 << 10,
-		TLSClientConfig:       cfg.BackendTLS,
-		ForceAttemptHTTP2:     false,
-		ResponseHeaderTimeout: 0, // each leg has its own
-	}
+	p.pool = wire.New(wire.Config{Dial: cfg.ConnectTimeout, TLS: cfg.BackendTLS})
 	if cfg.TraceFile != "" {
 		t, err := newTracer(cfg.TraceFile)
 		if err != nil {
@@ -134,7 +123,7 @@ func (p *Proxy) Close() error {
 	p.stop()
 	p.turns.Wait()
 	p.own.Wait()
-	p.transport.CloseIdleConnections()
+	p.pool.CloseIdle()
 	return p.trace.close()
 }
 

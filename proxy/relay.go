@@ -71,8 +71,7 @@ func (r *relay) begin() {
 	x.p.mu.Lock()
 	x.p.router.Output(x.first, x.turn)
 	x.p.mu.Unlock()
-	x.body = nil
-	x.sending.drop()
+	x.dropBody()
 }
 
 // pace tells the router now and then how fast the stream comes.

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sluice-serving/sluice/internal/openai"
@@ -46,7 +47,7 @@ type exchange struct {
 
 	id      string         // client-visible request id
 	body    *splice.Object // the client's body; dropped at the first output
-	sending *bodyParts     // of the leg under way
+	raw     *[]byte        // the memory that it stands in, from buffers
 	tenant  string
 	session string // as the client names it; empty for none
 	key     route.SessionKey
@@ -79,6 +80,7 @@ func (p *Proxy) turn(at endpoint) http.HandlerFunc {
 			return
 		}
 		if err := p.gate.enter(r.Context(), x.tenant); err != nil {
+			x.dropBody()
 			x.refuse(openai.TooMany(max(int(p.cfg.QueueTimeout/time.Second/2), 1), "%v", err))
 			return
 		}
@@ -141,17 +143,20 @@ func (x *exchange) read() (route.Query, *openai.Error) {
 	if problem != nil {
 		return route.Query{}, problem
 	}
-	body, err := splice.Parse(raw)
+	x.raw = raw
+	body, err := splice.Parse(*raw)
 	if err != nil {
+		x.dropBody()
 		return route.Query{}, openai.BadRequest("", "the body cannot be read: %v", err)
 	}
 	x.body = body
 	for _, key := range []string{"max_tokens", "max_completion_tokens"} {
 		if v := body.Raw(key); v != nil && v[0] != 'n' && (v[0] < '0' || v[0] > '9') {
+			x.dropBody()
 			return route.Query{}, openai.BadRequest(key, "%s must be a number that is not negative", key)
 		}
 	}
-	q := route.Query{Bytes: len(raw)}
+	q := route.Query{Bytes: len(*raw)}
 	if x.p.cfg.Append {
 		x.session, _ = route.Resolve(x.p.cfg.Sources, x)
 		if x.session != "" {
@@ -168,8 +173,23 @@ func (x *exchange) read() (route.Query, *openai.Error) {
 	return q, nil
 }
 
+// buffers keeps the memory of bodies for the next ones.
+var buffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// maxKept is the largest body whose memory is kept.
+const maxKept = 1 << 20
+
+// dropBody gives the body's memory back: nothing will be sent again.
+func (x *exchange) dropBody() {
+	raw := x.raw
+	x.body, x.raw = nil, nil
+	if raw != nil && cap(*raw) <= maxKept {
+		buffers.Put(raw)
+	}
+}
+
 // readBody reads the whole body within the limits of size and time.
-func (x *exchange) readBody() ([]byte, *openai.Error) {
+func (x *exchange) readBody() (*[]byte, *openai.Error) {
 	limit := x.p.cfg.MaxBody
 	if x.r.ContentLength > limit {
 		x.w.Header().Set("Connection", "close") // the rest of the body is not read
@@ -178,25 +198,25 @@ func (x *exchange) readBody() ([]byte, *openai.Error) {
 	control := http.NewResponseController(x.w)
 	_ = control.SetReadDeadline(time.Now().Add(x.p.cfg.BodyTimeout)) // a writer without deadlines reads without one
 	var src io.Reader = http.MaxBytesReader(x.w, x.r.Body, limit)
-	var packed *gzip.Reader
 	switch strings.ToLower(x.r.Header.Get("Content-Encoding")) {
 	case "", "identity":
 	case "gzip":
-		var err error
-		if packed, err = gzip.NewReader(src); err != nil {
+		packed, err := gzip.NewReader(src)
+		if err != nil {
 			return nil, openai.BadRequest("", "the body is not gzip as its header says")
 		}
 		src = io.LimitReader(packed, limit+1)
 	default:
 		return nil, &openai.Error{Status: http.StatusUnsupportedMediaType, Type: openai.TypeInvalidRequest, Message: "the body's content encoding is not supported: use identity or gzip"}
 	}
-	size := max(x.r.ContentLength, 0)
-	buf := bytes.NewBuffer(make([]byte, 0, min(size, limit)+bytes.MinRead))
-	_, err := buf.ReadFrom(src)
-	if err == nil && int64(buf.Len()) <= limit {
+	raw, _ := buffers.Get().(*[]byte)
+	var err error
+	*raw, err = readAll((*raw)[:0], src, max(x.r.ContentLength, 0))
+	if err == nil && int64(len(*raw)) <= limit {
 		_ = control.SetReadDeadline(time.Time{})
-		return buf.Bytes(), nil
+		return raw, nil
 	}
+	buffers.Put(raw)
 	// The rest of the body is not waited for: the connection ends here.
 	_ = control.SetReadDeadline(time.Now())
 	x.w.Header().Set("Connection", "close")
@@ -205,6 +225,27 @@ func (x *exchange) readBody() ([]byte, *openai.Error) {
 		return nil, openai.BodyTooLarge(limit)
 	}
 	return nil, openai.BadRequest("", "the body could not be read whole")
+}
+
+// readAll appends all of src to buf, which it grows at once to the expected
+// size but no further than is believable.
+func readAll(buf []byte, src io.Reader, expected int64) ([]byte, error) {
+	if want := int(min(expected, maxKept)) + bytes.MinRead; cap(buf) < want {
+		buf = make([]byte, 0, want)
+	}
+	for {
+		if len(buf) == cap(buf) {
+			buf = append(buf, 0)[:len(buf)]
+		}
+		n, err := src.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		if err != nil {
+			if err == io.EOF {
+				err = nil
+			}
+			return buf, err
+		}
+	}
 }
 
 // Header implements route.Request.
@@ -261,6 +302,7 @@ func (x *exchange) finish() {
 	if x.r.Context().Err() != nil && x.outcome.Result == route.Failed {
 		x.outcome.Result = route.Cancelled
 	}
+	x.dropBody()
 	now := time.Now()
 	x.p.mu.Lock()
 	stopped := x.p.router.Finish(now, x.turn, x.outcome)

@@ -179,9 +179,9 @@ func (p *Proxy) scrape(ctx context.Context, addr string) (scraped, bool) {
 	if err != nil {
 		return scraped{}, false
 	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxScrape))
-	if err != nil || resp.StatusCode != http.StatusOK {
+	defer resp.Close()
+	body, err := io.ReadAll(io.LimitReader(resp, maxScrape))
+	if err != nil || resp.Status != http.StatusOK {
 		return scraped{}, false
 	}
 	return parseMetrics(string(body), time.Now()), true
@@ -217,7 +217,7 @@ func (p *Proxy) watchNames(ctx context.Context) {
 			slices.Sort(ips)
 			if before, ok := known[host]; ok && !slices.Equal(before, ips) {
 				p.cfg.Logger.Info("a name leads elsewhere", "host", host, "addresses", ips)
-				p.transport.CloseIdleConnections()
+				p.pool.CloseIdle()
 			}
 			known[host] = ips
 		}

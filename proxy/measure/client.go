@@ -1,0 +1,124 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// client is one keep-alive connection that sends the same request again and again.
+type client struct {
+	conn    net.Conn
+	r       *bufio.Reader
+	request []byte
+}
+
+// chatBody is a chat body of about n bytes.
+func chatBody(n int, more string) string {
+	const sentence = "The quick brown fox jumps over the lazy dog, \\\"twice\\\".\\n"
+	pad := max(n-len(more)-100, 0)
+	return `{"model":"m"` + more + `,"messages":[{"role":"system","content":"be brief"},{"role":"user","content":"` + strings.Repeat(sentence, pad/len(sentence)+1) + `"}]}`
+}
+
+func dial(addr, body string, headers ...string) (*client, error) {
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	var head strings.Builder
+	fmt.Fprintf(&head, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n", len(body))
+	for i := 0; i < len(headers); i += 2 {
+		fmt.Fprintf(&head, "%s: %s\r\n", headers[i], headers[i+1])
+	}
+	return &client{conn: conn, r: bufio.NewReaderSize(conn, 16<<10), request: []byte(head.String() + "\r\n" + body)}, nil
+}
+
+func (c *client) close() { _ = c.conn.Close() }
+
+// do sends the request and reads the whole answer; each body line goes to visit.
+func (c *client) do(visit func(line []byte)) error {
+	if err := c.conn.SetDeadline(time.Now().Add(2 * time.Minute)); err != nil {
+		return err
+	}
+	if _, err := c.conn.Write(c.request); err != nil {
+		return err
+	}
+	line, err := c.r.ReadSlice('\n')
+	if err != nil {
+		return err
+	}
+	if !bytes.HasPrefix(line, []byte("HTTP/1.1 200")) {
+		rest, _ := io.ReadAll(io.LimitReader(c.r, 300))
+		return fmt.Errorf("answer %q: %s", bytes.TrimSpace(line), rest)
+	}
+	length, chunked := 0, false
+	for {
+		line, err := c.r.ReadSlice('\n')
+		if err != nil {
+			return err
+		}
+		if len(line) <= 2 {
+			break
+		}
+		name, value, _ := strings.Cut(strings.TrimSpace(string(line)), ":")
+		switch strings.ToLower(name) {
+		case "content-length":
+			length, _ = strconv.Atoi(strings.TrimSpace(value))
+		case "transfer-encoding":
+			chunked = true
+		}
+	}
+	if !chunked {
+		_, err := c.r.Discard(length)
+		return err
+	}
+	for {
+		line, err := c.r.ReadSlice('\n')
+		if err != nil {
+			return err
+		}
+		n, err := strconv.ParseInt(string(bytes.TrimSpace(line)), 16, 64)
+		if err != nil {
+			return errors.New("the chunk's length cannot be read")
+		}
+		for left := int(n); left > 0; {
+			line, err := c.r.ReadSlice('\n')
+			if err != nil {
+				return err
+			}
+			left -= len(line)
+			if left < 0 {
+				return errors.New("a line crosses its chunk")
+			}
+			if visit != nil {
+				visit(line)
+			}
+		}
+		if _, err := c.r.Discard(2); err != nil {
+			return err
+		}
+		if n == 0 {
+			return nil
+		}
+	}
+}
+
+// quantile of sorted or unsorted samples.
+func quantile(list []time.Duration, q float64) time.Duration {
+	if len(list) == 0 {
+		return 0
+	}
+	sorted := slices.Clone(list)
+	slices.Sort(sorted)
+	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
+}
+
+func micros(d time.Duration) string { return fmt.Sprintf("%.0f µs", float64(d.Nanoseconds())/1000) }
+func milli(d time.Duration) string  { return fmt.Sprintf("%.2f ms", float64(d.Nanoseconds())/1e6) }

@@ -1,0 +1,183 @@
+// Command measure measures what the proxy adds: latency on both routes,
+// requests per second, the delay of streams and the memory of many of them.
+// Proxy, backends and load generator are processes of their own on loopback;
+// the same calls are sent directly to the backends in the same run.
+//
+//	go build -o bin/sluice ./cmd/sluice
+//	go run ./proxy/measure -sluice bin/sluice
+//
+// It prints a table in Markdown. Every part is bounded in count and time.
+package main
+
+import (
+	"bufio"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+type options struct {
+	sluice   string
+	only     string
+	requests int
+	seconds  int
+	streams  int
+	many     int
+	body     int
+}
+
+func main() {
+	var o options
+	role := flag.String("role", "", "internal: backend")
+	flag.StringVar(&o.sluice, "sluice", "bin/sluice", "the sluice binary")
+	flag.StringVar(&o.only, "only", "", "run one part: latency, throughput, streams or memory")
+	flag.IntVar(&o.requests, "requests", 2000, "requests of each latency measurement")
+	flag.IntVar(&o.seconds, "seconds", 10, "duration of the throughput measurement")
+	flag.IntVar(&o.streams, "streams", 1000, "streams of the delay measurement")
+	flag.IntVar(&o.many, "many", 5000, "streams of the memory measurement")
+	flag.IntVar(&o.body, "body", 48<<10, "bytes of a chat body")
+	flag.Parse()
+	var err error
+	if *role == "backend" {
+		err = runBackend()
+	} else {
+		err = run(o)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "measure:", err)
+		os.Exit(1)
+	}
+}
+
+// process is a child that prints the address it listens on in its first line.
+type process struct {
+	cmd  *exec.Cmd
+	addr string
+}
+
+func launch(name string, args ...string) (*process, error) {
+	cmd := exec.Command(name, args...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	p := &process{cmd: cmd}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s said nothing: %w", name, err), p.stop())
+	}
+	go func() { _, _ = io.Copy(io.Discard, out) }() // ends with the child
+	_, p.addr, _ = strings.Cut(strings.TrimSpace(line), "://")
+	return p, nil
+}
+
+func (p *process) stop() error {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	done := make(chan error, 1)
+	go func() { done <- p.cmd.Wait() }()
+	select {
+	case <-done:
+	case <-time.After(5 * time.Second):
+		_ = p.cmd.Process.Kill()
+		<-done
+	}
+	return nil
+}
+
+// cpu is the processor time that the process has used.
+func (p *process) cpu() time.Duration {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(raw), ") ")
+	f := strings.Fields(rest)
+	if len(f) < 13 {
+		return 0
+	}
+	user, _ := strconv.Atoi(f[11])
+	system, _ := strconv.Atoi(f[12])
+	return time.Duration(user+system) * 10 * time.Millisecond // the kernel counts hundredths
+}
+
+// memory is a size in MiB from the process's status: VmHWM or VmRSS.
+func (p *process) memory(key string) float64 {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(raw)) {
+		if rest, ok := strings.CutPrefix(line, key+":"); ok {
+			kb, _ := strconv.ParseFloat(strings.Fields(rest)[0], 64)
+			return kb / 1024
+		}
+	}
+	return 0
+}
+
+// bench is the set of processes of one part.
+type bench struct {
+	p, d, proxy *process
+}
+
+func setUp(o options, flags ...string) (*bench, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	b := &bench{}
+	if b.p, err = launch(self, "-role", "backend"); err != nil {
+		return nil, err
+	}
+	if b.d, err = launch(self, "-role", "backend"); err != nil {
+		return nil, errors.Join(err, b.stop())
+	}
+	ph, pp, _ := strings.Cut(b.p.addr, ":")
+	dh, dp, _ := strings.Cut(b.d.addr, ":")
+	args := append([]string{"proxy", "--port", "0", "--prefiller-hosts", ph, "--prefiller-ports", pp, "--decoder-hosts", dh, "--decoder-ports", dp,
+		"--enable-decoder-append-prefill", "--log-level", "error"}, flags...)
+	if b.proxy, err = launch(o.sluice, args...); err != nil {
+		return nil, errors.Join(err, b.stop())
+	}
+	return b, nil
+}
+
+func (b *bench) stop() error {
+	var errs []error
+	for _, p := range []*process{b.proxy, b.d, b.p} {
+		if p != nil {
+			errs = append(errs, p.stop())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func run(o options) error {
+	fmt.Printf("%s, %d cores, %s/%s\n\n", runtime.Version(), runtime.NumCPU(), runtime.GOOS, runtime.GOARCH)
+	fmt.Println("| measurement | direct | through the proxy | added or share |")
+	fmt.Println("|---|---|---|---|")
+	for _, part := range []struct {
+		name string
+		run  func(options) error
+	}{{"latency", latency}, {"throughput", throughput}, {"streams", streams}, {"memory", memory}} {
+		if o.only != "" && o.only != part.name {
+			continue
+		}
+		if err := part.run(o); err != nil {
+			return fmt.Errorf("%s: %w", part.name, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,214 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// prefillMark makes a direct call one that the backend answers as a Prefiller.
+const prefillMark = `,"kv_transfer_params":{"do_remote_decode":true}`
+
+// latency compares the two routes at concurrency 1 with the same calls sent
+// directly; rounds of both are interleaved, so that a busy machine hits both.
+func latency(o options) error {
+	b, err := setUp(o)
+	if err != nil {
+		return err
+	}
+	defer b.stop()
+	body := chatBody(o.body, "")
+	var clients [4]*client
+	for i, c := range []struct {
+		addr, body string
+		headers    []string
+	}{
+		{b.d.addr, body, nil},
+		{b.p.addr, chatBody(o.body, prefillMark), nil},
+		{b.proxy.addr, body, []string{"X-Session-ID", "s"}},
+		{b.proxy.addr, body, nil},
+	} {
+		if clients[i], err = dial(c.addr, c.body, c.headers...); err != nil {
+			return err
+		}
+		defer clients[i].close()
+	}
+	d, p, local, pd := clients[0], clients[1], clients[2], clients[3]
+	var directOne, directTwo, viaLocal, viaPD []time.Duration
+	timed := func(into *[]time.Duration, calls ...*client) error {
+		began := time.Now()
+		for _, c := range calls {
+			if err := c.do(nil); err != nil {
+				return err
+			}
+		}
+		*into = append(*into, time.Since(began))
+		return nil
+	}
+	for i := range o.requests + 50 {
+		if i == 50 { // the first calls warm connections and caches
+			directOne, directTwo, viaLocal, viaPD = nil, nil, nil, nil
+		}
+		if err := errors.Join(timed(&directOne, d), timed(&viaLocal, local), timed(&directTwo, p, d), timed(&viaPD, pd)); err != nil {
+			return err
+		}
+	}
+	for _, row := range []struct {
+		name        string
+		direct, via []time.Duration
+	}{{"local route, concurrency 1, p50", directOne, viaLocal}, {"P/D route (two legs), concurrency 1, p50", directTwo, viaPD}} {
+		a, v := quantile(row.direct, .5), quantile(row.via, .5)
+		fmt.Printf("| %s | %s | %s | +%s |\n", row.name, micros(a), micros(v), micros(v-a))
+	}
+	return nil
+}
+
+// throughput is P/D requests per second at concurrency 16.
+func throughput(o options) error {
+	b, err := setUp(o)
+	if err != nil {
+		return err
+	}
+	defer b.stop()
+	const width = 16
+	rate := func(dialAll func() ([]*client, error)) (float64, error) {
+		var count atomic.Int64
+		var group sync.WaitGroup
+		var failed error
+		var once sync.Once
+		stop := time.Now().Add(time.Duration(o.seconds) * time.Second)
+		began := time.Now()
+		for range width {
+			clients, err := dialAll()
+			if err != nil {
+				return 0, err
+			}
+			group.Go(func() {
+				for time.Now().Before(stop) {
+					for _, c := range clients {
+						if err := c.do(nil); err != nil {
+							once.Do(func() { failed = err })
+							return
+						}
+					}
+					count.Add(1)
+				}
+				for _, c := range clients {
+					c.close()
+				}
+			})
+		}
+		group.Wait()
+		return float64(count.Load()) / time.Since(began).Seconds(), failed
+	}
+	body, marked := chatBody(o.body, ""), chatBody(o.body, prefillMark)
+	direct, err := rate(func() ([]*client, error) {
+		p, err := dial(b.p.addr, marked)
+		if err != nil {
+			return nil, err
+		}
+		d, err := dial(b.d.addr, body)
+		return []*client{p, d}, err
+	})
+	if err != nil {
+		return err
+	}
+	before, backends := b.proxy.cpu(), b.p.cpu()+b.d.cpu()
+	via, err := rate(func() ([]*client, error) {
+		c, err := dial(b.proxy.addr, body)
+		return []*client{c}, err
+	})
+	if err != nil {
+		return err
+	}
+	requests := via * float64(o.seconds)
+	per := time.Duration(float64(b.proxy.cpu()-before) / requests)
+	others := time.Duration(float64(b.p.cpu()+b.d.cpu()-backends) / requests)
+	fmt.Printf("| P/D requests per second, concurrency %d | %.0f | %.0f | %s of processor time per request in the proxy, %s in the backends |\n", width, direct, via, micros(per), micros(others))
+	return nil
+}
+
+// delays runs streams and gives the time between sending and receiving of
+// every chunk but the first of each.
+func delays(addr string, n int, body string) ([]time.Duration, error) {
+	var mu sync.Mutex
+	var all []time.Duration
+	var failed error
+	var group sync.WaitGroup
+	for i := range n {
+		group.Go(func() {
+			time.Sleep(time.Duration(i%100) * 10 * time.Millisecond / 10) // spread over the pace
+			c, err := dial(addr, body)
+			var mine []time.Duration
+			if err == nil {
+				defer c.close()
+				err = c.do(func(line []byte) {
+					_, rest, ok := bytes.Cut(line, []byte("@"))
+					if !ok {
+						return
+					}
+					stamp, _, _ := bytes.Cut(rest, []byte("@"))
+					sent, err := strconv.ParseInt(string(stamp), 10, 64)
+					if err == nil {
+						mine = append(mine, time.Duration(time.Now().UnixNano()-sent))
+					}
+				})
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				failed = err
+				return
+			}
+			all = append(all, mine[1:]...)
+		})
+	}
+	group.Wait()
+	return all, failed
+}
+
+// streams is the delay that the proxy adds to the chunks of many streams.
+func streams(o options) error {
+	b, err := setUp(o)
+	if err != nil {
+		return err
+	}
+	defer b.stop()
+	body := chatBody(2000, `,"stream":true,"chunks":64,"pace_ms":20`)
+	direct, err := delays(b.d.addr, o.streams, body)
+	if err != nil {
+		return err
+	}
+	before := b.proxy.cpu()
+	via, err := delays(b.proxy.addr, o.streams, body)
+	if err != nil {
+		return err
+	}
+	for _, q := range []float64{.5, .99} {
+		a, v := quantile(direct, q), quantile(via, q)
+		fmt.Printf("| %d streams of 64 chunks at 20 ms, delay of a chunk, p%.0f | %s | %s | +%s |\n", o.streams, q*100, milli(a), milli(v), milli(v-a))
+	}
+	fmt.Printf("| the same, processor time of the proxy per chunk | | %s | |\n", micros(time.Duration(float64(b.proxy.cpu()-before)/float64(o.streams*64))))
+	return nil
+}
+
+// memory is the proxy's resident memory while many streams are open.
+func memory(o options) error {
+	b, err := setUp(o)
+	if err != nil {
+		return err
+	}
+	defer b.stop()
+	idle := b.proxy.memory("VmRSS")
+	body := chatBody(2000, `,"stream":true,"chunks":20,"pace_ms":500`)
+	if _, err := delays(b.proxy.addr, o.many, body); err != nil {
+		return err
+	}
+	peak := b.proxy.memory("VmHWM")
+	fmt.Printf("| %d streams open at a time, memory of the proxy | idle %.0f MiB | peak %.0f MiB | %.1f KiB per stream |\n", o.many, idle, peak, (peak-idle)*1024/float64(o.many))
+	return nil
+}
