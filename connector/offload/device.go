@@ -1,0 +1,121 @@
+package offload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+)
+
+// DeviceMover copies by the device, on two streams of its own (one a
+// direction) between its memory and pinned host memory, so that copies overlap
+// the engine's steps.
+type DeviceMover struct {
+	dev     ascendrt.Device
+	regions []ascendrt.Buffer
+	host    ascendrt.HostBuffer
+	lanes   [2]lane
+}
+
+// lane is one direction. One batch at a time is built; streams keep them in
+// order.
+type lane struct {
+	stream   ascendrt.Stream
+	mu       sync.Mutex
+	cmd      ascendrt.Commands
+	dst, src []ascendrt.View
+}
+
+var _ Mover = (*DeviceMover)(nil)
+
+// NewDeviceMover opens the streams. regions are the buffers of the regions
+// that the worker is given, in that order. The engine's stream must have
+// computed what is saved, and must wait for what is loaded; both follow from
+// the contract: only KV of applied steps is saved, and no step reads a load
+// before it was received.
+func NewDeviceMover(dev ascendrt.Device, regions []ascendrt.Buffer) (*DeviceMover, error) {
+	m := &DeviceMover{dev: dev, regions: regions}
+	for i, role := range []string{"offload save", "offload load"} {
+		s, err := dev.NewStream(ascendrt.StreamOptions{Role: role})
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("%s stream: %w", role, err), m.Close())
+		}
+		m.lanes[i].stream = s
+	}
+	return m, nil
+}
+
+// Alloc pins the memory.
+func (m *DeviceMover) Alloc(bytes int64) ([]byte, error) {
+	h, err := m.dev.AllocHost(int(bytes))
+	if err != nil {
+		return nil, err
+	}
+	m.host = h
+	return h.Bytes(), nil
+}
+
+// Save copies to the host.
+func (m *DeviceMover) Save(ctx context.Context, moves []Move) error {
+	return m.copy(ctx, &m.lanes[0], moves, func(v Move) (dst, src ascendrt.View) {
+		return m.host.Slice(int(v.Host), v.Bytes), m.regions[v.Region].Slice(int(v.Offset), v.Bytes)
+	})
+}
+
+// Load copies to the device.
+func (m *DeviceMover) Load(ctx context.Context, moves []Move) error {
+	return m.copy(ctx, &m.lanes[1], moves, func(v Move) (dst, src ascendrt.View) {
+		return m.regions[v.Region].Slice(int(v.Offset), v.Bytes), m.host.Slice(int(v.Host), v.Bytes)
+	})
+}
+
+// copy submits one batch and waits until the device has done it, also when ctx
+// ends before: a copy that was submitted cannot be taken back.
+func (m *DeviceMover) copy(ctx context.Context, l *lane, moves []Move, views func(Move) (dst, src ascendrt.View)) error {
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	if len(moves) == 0 {
+		return nil
+	}
+	p, err := m.submit(l, moves, views)
+	if err != nil {
+		return err
+	}
+	return p.Wait(context.WithoutCancel(ctx))
+}
+
+func (m *DeviceMover) submit(l *lane, moves []Move, views func(Move) (dst, src ascendrt.View)) (ascendrt.Point, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.cmd.Reset()
+	l.dst, l.src = l.dst[:0], l.src[:0]
+	for _, v := range moves {
+		dst, src := views(v)
+		l.dst, l.src = append(l.dst, dst), append(l.src, src)
+	}
+	l.cmd.CopyBatch(l.dst, l.src)
+	if err := l.cmd.Err(); err != nil {
+		return ascendrt.Point{}, err
+	}
+	p, _, err := l.stream.Submit(&l.cmd)
+	return p, err
+}
+
+// Close closes the streams and frees the memory.
+func (m *DeviceMover) Close() error {
+	var errs []error
+	for i := range m.lanes {
+		if s := m.lanes[i].stream; s != nil {
+			errs = append(errs, s.Close())
+			m.lanes[i].stream = nil
+		}
+	}
+	if m.host != nil {
+		errs = append(errs, m.host.FreeAfter(ascendrt.Point{}))
+		m.host = nil
+	}
+	return errors.Join(errs...)
+}
