@@ -11,12 +11,18 @@ const (
 	PlaceDefault Placement = iota
 	// PlaceShareable memory can be exported to another process.
 	PlaceShareable
+	// PlacePool memory comes from the driver's pool where it has one: cheap to
+	// take and to free, for what lives shortly. It cannot be exported.
+	PlacePool
 )
 
 // String names the placement.
 func (p Placement) String() string {
-	if p == PlaceShareable {
+	switch p {
+	case PlaceShareable:
 		return "shareable"
+	case PlacePool:
+		return "pool"
 	}
 	return "default"
 }

@@ -43,8 +43,11 @@ func benchBatches() map[string]Rows {
 			}
 			return decode1
 		}),
-		"mixture": make1(func(i int) Row {
-			return []Row{decode1, tail1, tail2, fresh1, verify4, midChunk1, last4, decode1}[pseudo(i)%8]
+		"mixture": make1(func(i int) Row { // nothing that a branch predictor learns
+			return []Row{decode1, tail1, tail2, fresh1, prefill64, midChunk1, last4, decode1}[pseudo(i)%8]
+		}),
+		"hostile": make1(func(i int) Row {
+			return []Row{verify4, padded4, tail2, fresh1, drafted4, midChunk1, {-1, 5, 9, 0, 3}, decode1}[pseudo(i)%8]
 		}),
 	}
 }

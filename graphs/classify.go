@@ -24,6 +24,7 @@ type classifier struct {
 	tail        RowVerdict           // of a tail without drafts if K is 0, else of a padded one
 	irregular   bool                 // rows past their prefill are more than Decode, or b is not 1
 	table       [numFacts]RowVerdict // by the facts of the row
+	bare        [numBare]uint64      // the same for rows without drafts: verdict, 1<<8 for a tail, 1<<32<<verdict
 }
 
 func newClassifier(c Config) classifier {
@@ -33,6 +34,16 @@ func newClassifier(c Config) classifier {
 	}
 	for facts := range x.table {
 		x.table[facts] = c.verdict(facts)
+	}
+	for i := range x.bare {
+		has := func(f, fact int) int { return i / f % 2 * fact }
+		facts := has(barePrefilling, factPrefilling) | has(bareNoContext, factNoContext) | has(bareOne, factOneNew|factBonusNew) |
+			(factNoPrompt - has(bareWithin, factNoPrompt)) | factNoDrafts | factRejectOnly
+		if x.k == 0 {
+			facts |= factAllDrafts | has(bareOne, factWidth)
+		}
+		v := x.table[facts]
+		x.bare[i] = uint64(v) | uint64(plainTailSet>>v&1)<<8 | 1<<(32+v)
 	}
 	if !x.irregular {
 		x.tail = x.row(x.width, x.k, x.k, 1, 2)
@@ -139,8 +150,8 @@ func narrow(s8, d8, ph8, c8, p8 ints) (odd, prefilling int32) {
 }
 
 // wide looks at a block of rows of a deployment with k drafts. odd is 0 if all
-// are decodes of full width or tails padded to it; prefilling is negative if
-// there are tails among them.
+// are decodes of full width or prefilling rows of that shape; prefilling is
+// negative if there are any of these.
 func wide(s8, d8, ph8, c8, p8 ints, k int32) (odd, prefilling int32) {
 	var negative int32
 	for i, s := range s8 {
@@ -149,13 +160,45 @@ func wide(s8, d8, ph8, c8, p8 ints, k int32) (odd, prefilling int32) {
 		negative |= (k - ph) | ph | (c - 1) | p
 		odd |= ((s - 1) ^ k) | (d8[i] ^ k)
 	}
-	odd |= negative >> 31
-	if odd == 0 && prefilling < 0 {
-		for i, c := range c8 {
-			odd |= (c - p8[i]) >> 31 & ((ph8[i] ^ k) | (p8[i] - c - 1))
-		}
+	return odd | negative>>31, prefilling
+}
+
+// tails writes the verdicts of a block of decodes and tails. odd is 0 if every
+// tail has the ordinary form: no drafts where k is 0, else the last prompt
+// token with k placeholders; count is the number of tails.
+func (x *classifier) tails(ph8, c8, p8 ints, out *[block]RowVerdict) (odd, count int32) {
+	last := min(x.k, 1) // whether a tail must be the last prompt token
+	for i, c := range c8 {
+		tail := (c - p8[i]) >> 31
+		out[i] = RowVerdict(tail) & x.tail
+		odd |= tail & ((ph8[i] ^ x.k) | (p8[i]-c-1)*last)
+		count -= tail
 	}
-	return odd, prefilling
+	return odd, count
+}
+
+// Facts about a row without drafts, whose new tokens are all its tokens.
+const (
+	barePrefilling = 1 << iota
+	bareNoContext
+	bareOne    // s == 1
+	bareWithin // c + s <= P
+
+	numBare = 1 << iota
+)
+
+// undrafted looks at a block of rows of any kind and notes the facts of each.
+// odd is 0 if none has drafts or impossible numbers.
+func undrafted(s8, d8, ph8, c8, p8 ints, facts *[block]uint8) (odd int32) {
+	var negative int32
+	for i, s := range s8 {
+		c, p := c8[i], p8[i]
+		past := c - p
+		negative |= (s - 1) | c | p
+		odd |= d8[i] | ph8[i]
+		facts[i] = uint8(past>>31&barePrefilling | (c-1)>>31&bareNoContext | (s-2)>>31&bareOne | (past+s-1)>>31&bareWithin)
+	}
+	return odd | negative>>31
 }
 
 // Sets of verdicts, one bit each.
@@ -170,6 +213,26 @@ const (
 	prefillSet    = 1<<numVerdicts - 1 - asDecodeSet - malformedSet
 )
 
+// lengths gives the largest and the sum of the rows' lengths, and the bits in
+// which they differ from the first.
+func lengths(ss []int32) (q int32, total int64, differ int32) {
+	first := ss[0]
+	var q2 int32
+	var total2 int64
+	for len(ss) >= 2 { // two chains, since each step waits for the one before
+		a, b := ss[0], ss[1]
+		ss = ss[2:]
+		q, q2 = max(q, a), max(q2, b)
+		total += int64(a)
+		total2 += int64(b)
+		differ |= (a ^ first) | (b ^ first)
+	}
+	for _, a := range ss {
+		q, total, differ = max(q, a), total+int64(a), differ|a^first
+	}
+	return max(q, q2), total + total2, differ
+}
+
 // Classify gives each row its verdict, written to verdicts[0:N], and sums the
 // batch up. verdicts must have room for every row. It allocates nothing.
 func (d *Dispatcher) Classify(rows Rows, step Step, verdicts []RowVerdict) Batch {
@@ -183,41 +246,56 @@ func (d *Dispatcher) Classify(rows Rows, step Step, verdicts []RowVerdict) Batch
 		x           = &d.rows
 		seen        uint32
 		mixed       int32
+		facts       [block]uint8
+		uncommon    = x.irregular
 
 		blockTails, plainTails, paddedTails int32
 	)
 	i := 0
 	for ; i+block <= n; i += block {
 		s8, d8, ph8, c8, p8 := ints(ss[i:]), ints(ds[i:]), ints(phs[i:]), ints(cs[i:]), ints(ps[i:])
-		var odd, prefilling int32
+		odd, prefilling := int32(1), int32(0)
 		switch {
-		case x.irregular:
-			odd = 1
+		case uncommon: // so was the block before: most likely this one too
 		case x.k == 0:
 			odd, prefilling = narrow(s8, d8, ph8, c8, p8)
 		default:
 			odd, prefilling = wide(s8, d8, ph8, c8, p8, x.k)
 		}
+		count := int32(0)
+		if odd == 0 && prefilling < 0 {
+			odd, count = x.tails(ph8, c8, p8, (*[block]RowVerdict)(out[i:]))
+		}
 		mixed |= odd
 		switch {
-		case odd != 0:
+		case odd == 0 && count > 0:
+			blockTails += count
+			seen |= 1<<Decode | 1<<x.tail
+		case odd == 0:
+			clear(out[i : i+block]) // Decode
+			seen |= 1 << Decode
+		case !x.irregular && undrafted(s8, d8, ph8, c8, p8, &facts) == 0:
+			var sum, set uint64
+			for j, f := range facts {
+				e := x.bare[f%numBare]
+				out[i+j] = RowVerdict(e)
+				set |= e
+				sum += e & (1 << 8)
+			}
+			plainTails += int32(sum >> 8)
+			seen |= uint32(set >> 32)
+			uncommon = set>>32&^(1<<Decode|1<<TailOneToken) != 0
+		default:
+			set := uint32(0)
 			for j := range block {
 				v := x.row(s8[j], d8[j], ph8[j], c8[j], p8[j])
 				out[i+j] = v
-				seen |= 1 << (v & 31)
+				set |= 1 << (v & 31)
 				plainTails += plainTailSet >> v & 1
 				paddedTails += paddedTailSet >> v & 1
 			}
-		case prefilling < 0:
-			for j, c := range c8 {
-				tail := (c - p8[j]) >> 31
-				out[i+j] = RowVerdict(tail) & x.tail
-				blockTails -= tail
-			}
-			seen |= 1<<Decode | 1<<x.tail
-		default:
-			clear(out[i : i+block]) // Decode
-			seen |= 1 << Decode
+			seen |= set
+			uncommon = x.irregular || set&^(1<<Decode|1<<x.tail) != 0
 		}
 	}
 	for ; i < n; i++ {
@@ -230,12 +308,7 @@ func (d *Dispatcher) Classify(rows Rows, step Step, verdicts []RowVerdict) Batch
 	}
 	q, total, differ := x.width, int64(x.width)*int64(n), int32(0)
 	if mixed != 0 { // not all of full width: look at the lengths themselves
-		q, total = 0, 0
-		for _, s := range ss {
-			q = max(q, s)
-			total += int64(s)
-			differ |= s ^ ss[0]
-		}
+		q, total, differ = lengths(ss)
 	}
 	if total > math.MaxInt32 || total < 0 {
 		seen |= 1 << MalformedNumbers

@@ -35,7 +35,7 @@ func genConfig() *rapid.Generator[Config] {
 				Policy:              Policy(rapid.IntRange(0, int(ShapeOnly)).Draw(t, "policy")),
 				MaxNumSeqs:          rapid.IntRange(1, 40).Draw(t, "R"),
 				MaxNumBatchedTokens: rapid.IntRange(8, 2048).Draw(t, "B"),
-				K:                   rapid.SampledFrom([]int{0, 0, 1, 3, 7}).Draw(t, "K"),
+				K:                   rapid.SampledFrom([]int{0, 0, 1, 2, 3, 6, 7}).Draw(t, "K"),
 				Trim:                DraftTrim(rapid.SampledFrom([]int{0, 0, 0, 1}).Draw(t, "trim")),
 				Ladder:              genLadder().Draw(t, "ladder"),
 				PCP:                 rapid.SampledFrom([]int{0, 0, 0, 2}).Draw(t, "pcp"),
@@ -90,9 +90,14 @@ func genRows(c Config, most int) *rapid.Generator[[]Row] {
 		n := rapid.IntRange(1, most).Draw(t, "N")
 		rows := make([]Row, 0, n)
 		k := int32(c.K)
-		decodes := rapid.IntRange(0, 2).Draw(t, "decodes") > 0
+		kind := rapid.IntRange(0, 3).Draw(t, "batch")
 		for range n {
-			if decodes && rapid.IntRange(0, 30).Draw(t, "odd") > 0 {
+			if kind == 3 { // decodes with drafts as they come
+				d := rapid.Int32Range(0, k).Draw(t, "d")
+				rows = append(rows, Row{1 + d, d, 0, 100, 60})
+				continue
+			}
+			if kind > 0 && rapid.IntRange(0, 30).Draw(t, "odd") > 0 {
 				rows = append(rows, Row{1 + k, k, 0, 100, 60})
 			} else {
 				rows = append(rows, genRow(c).Draw(t, "row"))
@@ -153,6 +158,10 @@ func propReference(t *rapid.T) {
 	}
 	if (dec.Mode == Full) != (dec.Reason == ReasonFull) {
 		t.Fatalf("%v for the reason %v", dec.Mode, dec.Reason)
+	}
+	b := d.Classify(MakeRows(rows), step, verdicts)
+	if b.Uniform != want.uniform && !want.impossible {
+		t.Fatalf("uniform %d, want %d", b.Uniform, want.uniform)
 	}
 }
 

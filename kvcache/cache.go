@@ -148,7 +148,7 @@ func (c *Cache) intern(ns Namespace) int32 {
 		c.spaces = append(c.spaces, space{})
 	}
 	c.spaces[i] = space{ns: ns, root: root}
-	nd.space = i
+	c.t.rest(root).space = i
 	c.byName[ns] = i
 	return i
 }

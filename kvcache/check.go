@@ -123,7 +123,7 @@ func (k *checker) free() {
 // node checks a node and everything below it.
 func (k *checker) node(i int32) {
 	c := k.c
-	nd := c.t.at(i)
+	nd, rest := c.t.at(i), c.t.rest(i)
 	k.nodes++
 	firsts := map[string]int32{}
 	covers, kids := int32(0), int32(0)
@@ -139,7 +139,7 @@ func (k *checker) node(i int32) {
 		}
 		k.copies(i, nd)
 	}
-	for slot := nd.leases; slot != 0; slot = c.leases[slot].next {
+	for slot := rest.leases; slot != 0; slot = c.leases[slot].next {
 		covers++
 		l := &c.leases[slot]
 		if !l.live || l.node != i {
@@ -149,9 +149,10 @@ func (k *checker) node(i int32) {
 			k.fail(7, "leases of node %d are out of order", i)
 		}
 	}
+	prev := int32(0)
 	for j := nd.child; j != 0; j = c.t.at(j).next {
 		ch := c.t.at(j)
-		if ch.parent != i || ch.depth != nd.depth+int32(nd.n) || ch.space != nd.space || ch.isRoot() {
+		if ch.parent != i || ch.depth != nd.depth+int32(nd.n) || c.t.rest(j).space != rest.space || c.t.rest(j).prev != prev || ch.isRoot() {
 			k.fail(3, "node %d is misfiled below %d", j, i)
 		}
 		first := string(tokenBytes(c.t.tokens(ch)[:c.bs]))
@@ -165,18 +166,19 @@ func (k *checker) node(i int32) {
 		if kids++; nd.flags&nodeHashed != 0 {
 			k.entries++
 		}
-		if ch.covers > 0 {
+		if c.t.rest(j).covers > 0 {
 			covers++
 		}
 		k.node(j)
+		prev = j
 	}
-	if kids != nd.kids || kids >= hashFrom && nd.flags&nodeHashed == 0 || kids <= unhashFrom && nd.flags&nodeHashed != 0 {
-		k.fail(3, "node %d has %d children, says %d, flags %x", i, kids, nd.kids, nd.flags)
+	if kids != rest.kids || kids >= hashFrom && nd.flags&nodeHashed == 0 || kids <= unhashFrom && nd.flags&nodeHashed != 0 {
+		k.fail(3, "node %d has %d children, says %d, flags %x", i, kids, rest.kids, nd.flags)
 	}
-	if covers != nd.covers {
-		k.fail(7, "node %d is covered %d times, says %d", i, covers, nd.covers)
+	if covers != rest.covers {
+		k.fail(7, "node %d is covered %d times, says %d", i, covers, rest.covers)
 	}
-	if nd.covers > 0 {
+	if rest.covers > 0 {
 		k.leasedPositions += int(nd.n)
 	}
 	if !nd.isRoot() && nd.child == 0 && c.full == 0 {

@@ -82,22 +82,24 @@ func (t *tree) lookup(parent int32, first []Token) int32 {
 // link makes node i, whose edge is written, a child of parent.
 func (t *tree) link(parent, i int32) {
 	p, nd := t.at(parent), t.at(i)
-	nd.parent, nd.prev, nd.next = parent, p.child, 0
+	nd.parent, nd.next = parent, 0
+	t.rest(i).prev = p.child
 	if p.child == 0 {
 		p.child = i
 	} else { // behind the oldest: a walk meets the long continuation first
 		oldest := t.at(p.child)
 		if nd.next = oldest.next; nd.next != 0 {
-			t.at(nd.next).prev = i
+			t.rest(nd.next).prev = i
 		}
 		oldest.next = i
 	}
-	p.kids++
+	kids := &t.rest(parent).kids
+	*kids++
 	switch {
 	case p.flags&nodeHashed != 0:
 		nd.key = t.hash(parent, t.firstBlock(nd))
 		t.children.insert(slot{i, nd.key})
-	case p.kids >= hashFrom:
+	case *kids >= hashFrom:
 		p.flags |= nodeHashed
 		for j := p.child; j != 0; {
 			ch := t.at(j)
@@ -114,20 +116,14 @@ func (t *tree) link(parent, i int32) {
 func (t *tree) unlink(i int32) {
 	nd := t.at(i)
 	p := t.at(nd.parent)
-	if nd.next != 0 {
-		t.at(nd.next).prev = nd.prev
-	}
-	if nd.prev != 0 {
-		t.at(nd.prev).next = nd.next
-	} else {
-		p.child = nd.next
-	}
-	p.kids--
+	t.relink(i, nd.next)
+	kids := &t.rest(nd.parent).kids
+	*kids--
 	if p.flags&nodeHashed == 0 {
 		return
 	}
 	t.children.remove(slot{i, nd.key})
-	if p.kids > unhashFrom {
+	if *kids > unhashFrom {
 		return
 	}
 	p.flags &^= nodeHashed
@@ -139,20 +135,28 @@ func (t *tree) unlink(i int32) {
 	}
 }
 
+// relink makes the sibling before node i, or the parent, point to another node.
+func (t *tree) relink(i, to int32) {
+	prev := t.rest(i).prev
+	if to != 0 {
+		t.rest(to).prev = prev
+	}
+	if prev != 0 {
+		t.at(prev).next = to
+	} else {
+		t.at(t.at(i).parent).child = to
+	}
+}
+
 // replace puts node u, whose edge begins with the same block, in the place of node i among its siblings.
 func (t *tree) replace(i, u int32) {
 	nd, up := t.at(i), t.at(u)
-	p := t.at(nd.parent)
-	up.parent, up.prev, up.next, up.key = nd.parent, nd.prev, nd.next, nd.key
+	up.parent, up.next, up.key = nd.parent, nd.next, nd.key
+	t.relink(i, u)
 	if nd.next != 0 {
-		t.at(nd.next).prev = u
+		t.rest(nd.next).prev = u
 	}
-	if nd.prev != 0 {
-		t.at(nd.prev).next = u
-	} else {
-		p.child = u
-	}
-	if p.flags&nodeHashed != 0 {
+	if t.at(nd.parent).flags&nodeHashed != 0 {
 		t.children.remove(slot{i, nd.key})
 		t.children.insert(slot{u, up.key})
 	}

@@ -67,7 +67,7 @@ func (c *Cache) dumpChildren(b *strings.Builder, i int32, indent string) {
 				c.dumpCopies(b, c.head(nd.run+int32(off), g))
 			}
 		}
-		for slot := nd.leases; slot != 0; slot = c.leases[slot].next {
+		for slot := c.t.rest(j).leases; slot != 0; slot = c.leases[slot].next {
 			fmt.Fprintf(b, "  lease until %d", c.leases[slot].deadline)
 		}
 		b.WriteByte('\n')

@@ -141,7 +141,7 @@ func (c *Cache) growHashes(i int32) {
 	nd := c.t.at(i)
 	hs := c.hashes[i]
 	toks := c.t.tokens(nd)
-	ns := &c.spaces[nd.space].ns
+	ns := &c.spaces[c.t.rest(i).space].ns
 	for k := len(hs); k < int(nd.n); k++ {
 		at := Inner
 		if int(nd.depth)+k == 0 {
@@ -205,7 +205,7 @@ func (c *Cache) recordStored(unit int32, g int) {
 	c.queue = append(c.queue, Event{
 		Kind: Stored, Group: g, Spec: c.groups[g].spec, Medium: c.medium,
 		Hashes: []Hash{h}, Parent: parent, Tokens: append([]Token(nil), toks...), BlockSize: c.bs,
-		Namespace: c.spaces[nd.space].ns, AtStart: int(nd.depth)+off == 0,
+		Namespace: c.spaces[c.t.rest(i).space].ns, AtStart: int(nd.depth)+off == 0,
 	})
 }
 

@@ -231,9 +231,9 @@ func (c *Cache) grant(i int32, off int, deadline Time) (LeaseID, LeaseResult, er
 // uncovered counts the positions on the path to a position that no lease covers.
 func (c *Cache) uncovered(i int32, off int) int {
 	n := 0
-	for nd, k := c.t.at(i), off+1; nd.covers == 0 && !nd.isRoot(); k = int(nd.n) {
+	for k := off + 1; c.t.rest(i).covers == 0 && !c.t.at(i).isRoot(); k = int(c.t.at(i).n) {
 		n += k
-		nd = c.t.at(nd.parent)
+		i = c.t.at(i).parent
 	}
 	return n
 }
@@ -253,12 +253,13 @@ func (c *Cache) newLease(i int32, deadline Time) int32 {
 	c.linkLease(i, slot)
 	c.leaseCount++
 	c.due.ReplaceOrInsert(dueLease{deadline, slot})
-	for nd := c.t.at(i); ; nd = c.t.at(nd.parent) {
-		nd.covers++
-		if nd.covers > 1 || nd.isRoot() {
+	for j := i; ; j = c.t.at(j).parent {
+		covers := &c.t.rest(j).covers
+		*covers++
+		if *covers > 1 || c.t.at(j).isRoot() {
 			break
 		}
-		c.leasedPositions += int(nd.n)
+		c.leasedPositions += int(c.t.at(j).n)
 	}
 	c.pinWindow(slot)
 	c.fixLease(i, slot)
@@ -276,12 +277,13 @@ func (c *Cache) endLease(slot int32) {
 	for _, id := range window {
 		c.unpinOne(id, slot)
 	}
-	for nd := c.t.at(i); ; nd = c.t.at(nd.parent) {
-		nd.covers--
-		if nd.covers > 0 || nd.isRoot() {
+	for j := i; ; j = c.t.at(j).parent {
+		covers := &c.t.rest(j).covers
+		*covers--
+		if *covers > 0 || c.t.at(j).isRoot() {
 			break
 		}
-		c.leasedPositions -= int(nd.n)
+		c.leasedPositions -= int(c.t.at(j).n)
 	}
 	c.leaseCount--
 	l.live, l.window = false, nil
@@ -315,7 +317,7 @@ func (c *Cache) fixLease(i, slot int32) {
 
 // linkLease enters a lease in its node's list, the latest deadline first.
 func (c *Cache) linkLease(i, slot int32) {
-	at := &c.t.at(i).leases
+	at := &c.t.rest(i).leases
 	for *at != 0 && c.leases[*at].deadline > c.leases[slot].deadline {
 		at = &c.leases[*at].next
 	}
@@ -323,7 +325,7 @@ func (c *Cache) linkLease(i, slot int32) {
 }
 
 func (c *Cache) unlinkLease(i, slot int32) {
-	at := &c.t.at(i).leases
+	at := &c.t.rest(i).leases
 	for *at != slot {
 		at = &c.leases[*at].next
 	}
@@ -332,16 +334,15 @@ func (c *Cache) unlinkLease(i, slot int32) {
 
 // moveLeases hands the leases of a node that vanishes to its parent. At a root they end.
 func (c *Cache) moveLeases(i, parent int32) {
-	nd := c.t.at(i)
+	nd, p := c.t.rest(i), c.t.rest(parent)
 	if nd.covers == 0 {
 		return
 	}
-	p := c.t.at(parent)
 	p.covers-- // no covered child any more
 	for slot := nd.leases; slot != 0; {
 		l := &c.leases[slot]
 		next := l.next
-		if p.isRoot() {
+		if c.t.at(parent).isRoot() {
 			c.due.Delete(dueLease{l.deadline, slot})
 			c.leaseCount--
 			l.live = false
@@ -366,13 +367,13 @@ func (c *Cache) underLease(id BlockID, b *block) bool {
 	if c.groups[b.group].spec.Kind == SlidingWindow {
 		return b.state&blockPinned != 0
 	}
-	return b.next == id && c.t.at(c.owner(b.at-1)).leases != 0
+	return b.next == id && c.t.rest(c.owner(b.at-1)).leases != 0
 }
 
 // deadlineOf returns the latest deadline among the leases that protect a copy.
 func (c *Cache) deadlineOf(b *block, id BlockID) Time {
 	if c.groups[b.group].spec.Kind != SlidingWindow {
-		return c.leases[c.t.at(c.owner(b.at-1)).leases].deadline
+		return c.leases[c.t.rest(c.owner(b.at-1)).leases].deadline
 	}
 	slots := c.pins[id]
 	d := c.leases[slots[0]].deadline

@@ -270,7 +270,7 @@ func (c *Cache) cut(i, unit int32) {
 func (c *Cache) shorten(i int32) int32 {
 	t := &c.t
 	nd := t.at(i)
-	if nd.covers > 0 {
+	if t.rest(i).covers > 0 {
 		c.leasedPositions--
 	}
 	t.positions--
@@ -283,7 +283,7 @@ func (c *Cache) shorten(i int32) int32 {
 		t.dropNode(i)
 		p := t.at(parent)
 		if p.isRoot() {
-			c.forget(p.space)
+			c.forget(t.rest(parent).space)
 			return 0
 		}
 		if p.child == 0 {
@@ -316,7 +316,7 @@ func (c *Cache) extend(root, unit int32, toks []Token) int32 {
 		i = c.splitNode(i, int(unit-nd.run)+1)
 		nd = t.at(i)
 	}
-	if nd.child != 0 || nd.isRoot() || nd.leases != 0 || int(nd.n) >= t.edge {
+	if nd.child != 0 || nd.isRoot() || t.rest(i).leases != 0 || int(nd.n) >= t.edge {
 		if j := t.find(i, toks[:c.bs]); j != 0 {
 			return t.at(j).run
 		}

@@ -66,5 +66,5 @@ func (c *Cache) Stats() Stats {
 
 // bytes returns the memory of the tree.
 func (t *tree) bytes() int {
-	return t.slab.bytes() + int(unsafe.Sizeof(node{}))*nodeChunk*len(t.chunks) + int(unsafe.Sizeof(slot{}))*len(t.children.slots)
+	return t.slab.bytes() + int(unsafe.Sizeof(node{})+unsafe.Sizeof(nodeRest{}))*nodeChunk*len(t.chunks) + int(unsafe.Sizeof(slot{}))*len(t.children.slots)
 }

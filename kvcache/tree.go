@@ -6,7 +6,7 @@ import "unsafe"
 // 1 to maxEdge positions, each one block of tokens. Node 0 means none. The
 // root of a namespace is a node without positions.
 //
-// A node is one cache line, and what a walk reads of it comes first.
+// The first half is what a walk reads: two nodes in a cache line.
 type node struct {
 	key    uint32 // of the edge's first block: its tag, or its hash when the parent's children are in the table
 	next   int32  // siblings, in a list of their own
@@ -17,12 +17,15 @@ type node struct {
 	flags  uint8
 	depth  int32 // positions above the edge
 	parent int32
+}
+
+// nodeRest is the rest of a node.
+type nodeRest struct {
 	prev   int32
 	kids   int32 // number of children
 	space  int32 // index of the namespace
 	leases int32 // leases that end here, latest deadline first: an index into Cache.leases
 	covers int32 // leases that end here, and children that a lease covers
-	_      [8]byte
 }
 
 const (
@@ -43,6 +46,7 @@ type tree struct {
 	edge       int // longest edge, maxEdge but for tests that want short ones
 	slab       slab
 	chunks     [][]node
+	rests      [][]nodeRest
 	nodes      int // ids handed out, the unused node 0 included
 	freeNode   int32
 	liveNodes  int
@@ -56,16 +60,20 @@ func (t *tree) init(bs, groups, edge int, seed uint64) {
 
 func (t *tree) at(i int32) *node { return &t.chunks[i>>nodeChunkBits][i&(nodeChunk-1)] }
 
+func (t *tree) rest(i int32) *nodeRest { return &t.rests[i>>nodeChunkBits][i&(nodeChunk-1)] }
+
 func (t *tree) newNode() (int32, *node) {
 	t.liveNodes++
 	if i := t.freeNode; i != 0 {
 		nd := t.at(i)
 		t.freeNode = nd.next
 		*nd = node{}
+		*t.rest(i) = nodeRest{}
 		return i, nd
 	}
 	if t.nodes>>nodeChunkBits >= len(t.chunks) {
 		t.chunks = append(t.chunks, make([]node, nodeChunk))
+		t.rests = append(t.rests, make([]nodeRest, nodeChunk))
 	}
 	i := int32(t.nodes)
 	t.nodes++
@@ -109,7 +117,7 @@ func (t *tree) newChild(parent int32, toks []Token) int32 {
 	i, nd := t.newNode()
 	p := t.at(parent)
 	nd.depth = p.depth + int32(p.n)
-	nd.space = p.space
+	t.rest(i).space = t.rest(parent).space
 	t.newEdge(i, nd, toks)
 	t.link(parent, i)
 	return i
@@ -121,7 +129,8 @@ func (t *tree) newChild(parent int32, toks []Token) int32 {
 func (t *tree) split(i int32, k int) int32 {
 	u, up := t.newNode()
 	nd := t.at(i)
-	up.depth, up.space = nd.depth, nd.space
+	up.depth = nd.depth
+	t.rest(u).space = t.rest(i).space
 	up.run, up.n, up.room = nd.run, uint16(k), uint16(k)
 	t.replace(i, u)
 	nd.run += int32(k)
@@ -132,8 +141,8 @@ func (t *tree) split(i int32, k int) int32 {
 		owners[j] = u
 	}
 	t.link(u, i)
-	if nd.covers > 0 {
-		up.covers = 1
+	if t.rest(i).covers > 0 {
+		t.rest(u).covers = 1
 	}
 	return u
 }
@@ -150,41 +159,49 @@ func (t *tree) trim(nd *node) {
 // node in which the path ends and the number of positions that agree.
 func (t *tree) walk(root int32, toks []Token, limit int) (int32, int) {
 	at, d, bs := root, 0, t.bs
-	for d < limit {
-		rest := toks[d*bs : limit*bs]
-		i, r := t.follow(t.at(at), at, rest)
-		if i == 0 {
-			break
+	toks = toks[:limit*bs]
+	nd := t.at(root)
+	for len(toks) > 0 {
+		i, r := nd.child, 0
+		if nd.flags&nodeHashed != 0 {
+			if i = t.lookup(at, toks[:bs]); i == 0 {
+				break
+			}
+			nd = t.at(i)
+			r = t.agree(nd, toks)
+		} else {
+			tag := tagOf(toks[:bs])
+			for i != 0 {
+				nd = t.at(i)
+				if nd.key == tag {
+					if r = t.agree(nd, toks); r > 0 {
+						break
+					}
+				}
+				i = nd.next
+			}
+			if i == 0 {
+				break
+			}
 		}
 		at = i
 		d += r
-		if r < int(t.at(i).n) {
+		if r < int(nd.n) {
 			break
 		}
+		toks = toks[r*bs:]
 	}
 	return at, d
 }
 
-// follow returns the child of a node whose edge begins with the first block of toks, and how many blocks agree.
-func (t *tree) follow(p *node, parent int32, toks []Token) (int32, int) {
-	if p.flags&nodeHashed != 0 {
-		i := t.lookup(parent, toks[:t.bs])
-		if i == 0 {
-			return 0, 0
-		}
-		return i, commonBlocks(t.tokens(t.at(i)), toks, t.bs)
+// agree returns how many leading blocks of a node's edge and of toks are equal.
+func (t *tree) agree(nd *node, toks []Token) int {
+	n := int(nd.n)
+	edge := t.slab.tokens(nd.run, n)
+	if len(edge) <= len(toks) && equalTokens(edge, toks[:len(edge)]) {
+		return n
 	}
-	tag := tagOf(toks[:t.bs])
-	for i := p.child; i != 0; {
-		nd := t.at(i)
-		if nd.key == tag {
-			if r := commonBlocks(t.tokens(nd), toks, t.bs); r > 0 {
-				return i, r
-			}
-		}
-		i = nd.next
-	}
-	return 0, 0
+	return commonBlocks(edge, toks, t.bs)
 }
 
 // commonBlocks returns how many leading blocks of a and b are equal; both are whole numbers of blocks.

@@ -8,6 +8,7 @@ import (
 type features struct {
 	status       int
 	output       bool // it carries output
+	text         bool // it carries text or ids that the client sees as output
 	choices      int  // number of choices; -1 when there is no choices member
 	finishReason string
 	stopReason   string
@@ -31,6 +32,7 @@ func inspect(o *splice.Object, status int) features {
 			return true
 		})
 	}
+	f.text = f.output
 	if raw := o.Raw("usage"); len(raw) > 0 && raw[0] == '{' {
 		f.hasUsage = true
 		f.prompt = intOf(splice.Field(raw, "prompt_tokens"))

@@ -54,6 +54,7 @@ type FilePool struct {
 	Refusals []FileRefusal `yaml:"refusals,omitempty"` // replace the preset's
 	Guard    *FileGuard    `yaml:"guard,omitempty"`    // replaces the preset's, key by key
 	Continue *bool         `yaml:"continue_recomputed,omitempty"`
+	Broken   *bool         `yaml:"continue_broken,omitempty"`
 }
 
 // FileNode is one Decoder: an address, or an address with its ranks.
@@ -323,9 +324,8 @@ func (p FilePool) backend() (Backend, error) {
 			b.Refusals = append(b.Refusals, RefusalRule(r))
 		}
 	}
-	if p.Continue != nil {
-		b.Continue = *p.Continue
-	}
+	set(&b.Continue, p.Continue)
+	set(&b.ContinueBroken, p.Broken)
 	if g := p.Guard; g != nil {
 		set(&b.Guard.MaxSuffixTokens, g.MaxSuffixTokens)
 		set(&b.Guard.MaxAppendTokensInFlight, g.MaxAppendTokensInFlight)
@@ -428,7 +428,7 @@ func filePool(name string, b Backend) (FilePool, error) {
 	pool := FilePool{
 		Pool: name, Backend: b.Name, Attempt: &FileAttempt{Headers: b.Headers, Members: plain(b.Members)}, Prefill: &FilePrefill{Members: plain(b.PrefillMembers)},
 		Guard:    &FileGuard{&b.Guard.MaxSuffixTokens, &b.Guard.MaxAppendTokensInFlight, &b.Guard.MaxLocalAttempts, &pace, &b.Guard.RequireResident},
-		Refusals: []FileRefusal{}, Continue: &b.Continue,
+		Refusals: []FileRefusal{}, Continue: &b.Continue, Broken: &b.ContinueBroken,
 	}
 	if b.Params != nil {
 		errs = append(errs, json.Unmarshal(b.Params, &pool.Attempt.Params))

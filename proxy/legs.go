@@ -28,6 +28,7 @@ const (
 	failed                  // no output came; something else may be tried
 	cut                     // it failed after output; the client was told
 	gone                    // the client went away
+	given                   // the Decoder gave the answer up and it will be continued
 )
 
 // result is the end of a leg.
@@ -74,7 +75,7 @@ func (x *exchange) send(ctx context.Context, c call) (*wire.Response, error) {
 	for _, name := range sortedKeys(c.headers) {
 		add(name, c.headers[name])
 	}
-	return x.p.pool.Do(ctx, &wire.Request{Method: http.MethodPost, Addr: c.target.Decoder, Path: x.at.path, Header: h, Body: x.body.Spliced(c.edits...)})
+	return x.p.pool.Do(ctx, &wire.Request{Method: http.MethodPost, Addr: c.target.Decoder, Path: x.path, Header: h, Body: x.body.Spliced(c.edits...)})
 }
 
 // watch is a timer that ends a leg when nothing happens for too long.
@@ -264,6 +265,7 @@ func (x *exchange) local(d route.Decision) result {
 		c.edits = append(c.edits, splice.Set("stream_options", asked))
 		mode.dropUsage = true
 	}
+	x.askTokens(b, &c)
 	res := x.answerFrom(c, mode)
 	label := "hit"
 	switch res.verdict {
@@ -278,6 +280,19 @@ func (x *exchange) local(d route.Decision) result {
 	}
 	x.p.metrics.attempts.WithLabelValues(label).Inc()
 	return res
+}
+
+// askTokens asks a Decoder for token ids where the pool continues answers.
+func (x *exchange) askTokens(b *Backend, c *call) {
+	if !b.Continue || (x.cont != nil && x.cont.rounds > 0) {
+		return
+	}
+	if x.cont == nil {
+		if x.cont = x.continuable(); x.cont == nil {
+			return
+		}
+	}
+	c.edits = append(c.edits, splice.Set("return_token_ids", []byte("true")))
 }
 
 // askUsage gives the stream options with which an attempt's stream also tells
@@ -361,7 +376,7 @@ func (x *exchange) rounds() {
 			break
 		}
 		switch res.verdict {
-		case served, passedOn, cut, gone:
+		case served, passedOn, cut, gone, given:
 			return
 		}
 		problem = res.problem
@@ -507,5 +522,6 @@ func (x *exchange) decodeLeg(target route.Target, params json.RawMessage, cached
 	} else {
 		c.edits = []splice.Edit{splice.Delete("kv_transfer_params")}
 	}
+	x.askTokens(x.p.backend(target.Decoder), &c)
 	return x.answerFrom(c, relayMode{cached: cached, rewriteCached: true})
 }

@@ -12,17 +12,18 @@ import (
 // metrics are the proxy's Prometheus metrics, in a registry of their own. No
 // label carries a session, a request or anything else a client chooses.
 type metrics struct {
-	registry *prometheus.Registry
-	requests *prometheus.CounterVec   // route, status
-	reasons  *prometheus.CounterVec   // route, reason
-	attempts *prometheus.CounterVec   // result
-	first    *prometheus.HistogramVec // route
-	total    *prometheus.HistogramVec // route
-	fallback prometheus.Histogram
-	legs     *prometheus.CounterVec // leg, result
-	tokens   *prometheus.CounterVec // kind
-	blocked  prometheus.Counter
-	stopped  prometheus.Counter
+	registry  *prometheus.Registry
+	requests  *prometheus.CounterVec   // route, status
+	reasons   *prometheus.CounterVec   // route, reason
+	attempts  *prometheus.CounterVec   // result
+	first     *prometheus.HistogramVec // route
+	total     *prometheus.HistogramVec // route
+	fallback  prometheus.Histogram
+	legs      *prometheus.CounterVec // leg, result
+	tokens    *prometheus.CounterVec // kind
+	blocked   prometheus.Counter
+	stopped   prometheus.Counter
+	continued prometheus.Counter
 }
 
 func newMetrics(p *Proxy) *metrics {
@@ -51,7 +52,9 @@ func newMetrics(p *Proxy) *metrics {
 		Help: "Failures after output, where nothing is tried again."})
 	m.stopped = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "sluice", Subsystem: "proxy", Name: "not_refusing_total",
 		Help: "Ranks where local attempts were stopped because they are answered without a cached prefix."})
-	m.registry.MustRegister(m.fallback, m.blocked, m.stopped, &collector{p: p})
+	m.continued = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "sluice", Subsystem: "proxy", Name: "continued_total",
+		Help: "Answers that a Decoder gave up after output and that were continued from their token ids."})
+	m.registry.MustRegister(m.fallback, m.blocked, m.stopped, m.continued, &collector{p: p})
 	return m
 }
 

@@ -33,6 +33,8 @@ type Backend struct {
 	// Continue asks the Decoders for token ids, so that an answer which one gives
 	// up to make room is continued from exactly the tokens that the client has.
 	Continue bool
+	// ContinueBroken also continues answers whose Decoder broke off.
+	ContinueBroken bool
 }
 
 // RefusalRule matches an answer, or one event of it, when all its non-empty

@@ -97,11 +97,15 @@ func (r *relay) account(f features) {
 		return
 	}
 	o := &r.x.outcome
+	r.completion = f.completion
+	if r.x.continues() {
+		o.OutputTokens = len(r.x.cont.ids)
+		return
+	}
 	o.PromptTokens, o.OutputTokens, o.CachedTokens = f.prompt, f.completion, f.cached
 	if r.mode.rewriteCached {
 		o.CachedTokens = r.mode.cached
 	}
-	r.completion = f.completion
 }
 
 // resident takes what the engine says it holds of the session after the turn.
@@ -121,7 +125,7 @@ func (r *relay) resident(params []byte) {
 // response id, the Prefiller's cached tokens, no transfer parameters.
 func (r *relay) rewrite(dst []byte, f features, usage bool) []byte {
 	x := r.x
-	var edits [4]splice.Edit
+	var edits [6]splice.Edit
 	n := 0
 	if raw := r.object.Raw("id"); len(raw) > 0 && raw[0] == '"' {
 		edits[n] = splice.Set("id", x.responseID())
@@ -140,7 +144,41 @@ func (r *relay) rewrite(dst []byte, f features, usage bool) []byte {
 		edits[n] = splice.Set("usage", cachedUsage(r.object.Raw("usage"), r.mode.cached))
 		n++
 	}
+	if x.cont != nil && !x.cont.asked {
+		if choices := r.object.Raw("choices"); len(choices) > 2 && choices[0] == '[' {
+			edits[n] = splice.Set("choices", strip(choices))
+			n++
+		}
+		edits[n] = splice.Delete("prompt_token_ids")
+		n++
+	}
 	return r.object.Apply(dst, edits[:n]...)
+}
+
+// continues reports whether the legs under way continue an answer.
+func (x *exchange) continues() bool { return x.cont != nil && x.cont.rounds > 0 }
+
+// unfinished is the last event of an answer that was given up, without the
+// reasons of its end.
+func (x *exchange) unfinished(o *splice.Object, f features) []byte {
+	choice, err := splice.Parse(firstChoice(o))
+	if err != nil { // an event with text has a choice
+		return o.Source()
+	}
+	null := []byte("null")
+	open := choice.Apply(nil, splice.Replace("finish_reason", null), splice.Replace("stop_reason", null))
+	whole, err := splice.Parse(o.Apply(nil, splice.Set("choices", append(append([]byte{'['}, open...), ']'))))
+	if err != nil { // it was made of a checked event
+		panic(err)
+	}
+	if x.continues() {
+		return x.cont.convert(whole, x.responseID(), f)
+	}
+	choices := whole.Raw("choices")
+	if x.cont != nil && !x.cont.asked {
+		choices = strip(choices)
+	}
+	return whole.Apply(nil, splice.Set("id", x.responseID()), splice.Set("choices", choices), splice.Delete("kv_transfer_params"), splice.Delete("usage"), splice.Delete("prompt_token_ids"))
 }
 
 // responseID is the id that the client sees on every part of its answer, as a JSON string.
@@ -199,14 +237,21 @@ func (r *relay) whole(body io.Reader, contentType string) result {
 	if res, ok := r.early(f); ok {
 		return res
 	}
-	if f.stopReason == openai.StopRecomputed {
-		return r.recomputed()
+	if x.cont != nil {
+		x.cont.take(&r.object, f)
 	}
-	r.account(f)
 	if f.output {
 		r.outputs = 1
 	}
+	if f.stopReason == openai.StopRecomputed {
+		return r.recomputed(&r.object)
+	}
+	r.account(f)
 	r.begin()
+	if x.continues() {
+		x.cont.part(&r.object)
+		return r.done(x.out.whole(r.status, contentType, x.cont.join(&r.object, x.responseID())))
+	}
 	return r.done(x.out.whole(r.status, contentType, r.rewrite(nil, f, true)))
 }
 
@@ -255,16 +300,41 @@ func statusOfType(kind string) int {
 	return 500
 }
 
-// recomputed ends an answer that the engine gave up to make room. Without
-// output the turn may be run again; with output it may not, because the text
-// alone does not say which tokens the client has.
-func (r *relay) recomputed() result {
-	if !r.sawOutput && r.outputs == 0 {
+// recomputed ends a leg whose answer the engine gave up to make room. Without
+// output the turn may be run again. With output it is continued from the token
+// ids that the client has, or, where they are not known, not at all: the text
+// alone does not say which tokens it was.
+func (r *relay) recomputed(o *splice.Object) result {
+	c := r.x.cont
+	switch {
+	case !r.sawOutput && r.outputs == 0 && (c == nil || c.rounds == 0):
+		if c != nil {
+			c.prompt, c.ids, c.broken = nil, nil, false
+		}
 		return result{verdict: failed, reason: "error:recomputed", problem: openai.Unavailable(1, "the decoder gave the request up to make room")}
+	case c.ready():
+		if !c.stream {
+			c.part(o)
+		}
+		return r.give("error:recomputed")
 	}
 	r.x.p.metrics.blocked.Inc()
 	r.x.out.fail(openai.Unavailable(1, "the decoder gave the request up to make room"))
 	return result{verdict: cut, reason: "error:recomputed"}
+}
+
+// give hands the rest of the answer to another round.
+func (r *relay) give(reason string) result {
+	r.begin()
+	if len(r.held) > 0 && !r.write(nil, flushNow) {
+		return result{verdict: gone}
+	}
+	r.x.cont.cached = r.x.outcome.CachedTokens
+	if r.mode.rewriteCached && r.x.cont.rounds == 0 {
+		r.x.cont.cached = r.mode.cached
+	}
+	r.x.resume = true
+	return result{verdict: given, reason: reason}
 }
 
 // stream relays an event stream, event by event. Events are held back until
@@ -312,8 +382,12 @@ func (r *relay) end(err error, ended bool) result {
 		res = x.transportFailure(r.ctx, r.c, err)
 		x.broke(r.c, err)
 	}
-	if !r.sawOutput {
+	switch {
+	case !r.sawOutput:
 		return res
+	case r.x.cont.ready() && r.x.cont.stream && x.p.backend(r.c.target.Decoder).ContinueBroken:
+		x.exclude(r.c.target.Decoder)
+		return r.give(res.reason)
 	}
 	return r.cut(res.reason, res.problem)
 }
@@ -337,11 +411,19 @@ func (r *relay) event(ev openai.Event, more bool) (res result, over bool) {
 			return res, true
 		}
 	}
+	if r.x.cont != nil {
+		r.x.cont.take(&r.object, f)
+	}
 	if f.stopReason == openai.StopRecomputed {
-		if f.output {
+		if f.text {
+			// It carries the last tokens too: they go out without the end.
 			r.outputs++
+			r.begin()
+			if !r.write(openai.AppendEvent(nil, string(ev.Name), r.x.unfinished(&r.object, f)), flushNow) {
+				return result{verdict: gone}, true
+			}
 		}
-		return r.recomputed(), true
+		return r.recomputed(&r.object), true
 	}
 	r.account(f)
 	if f.output && f.choices > 0 {
@@ -357,8 +439,13 @@ func (r *relay) event(ev openai.Event, more bool) (res result, over bool) {
 	if r.mode.dropUsage && f.choices == 0 && f.hasUsage {
 		return result{}, false
 	}
-	data := r.rewrite(r.edited[:0], f, f.choices == 0)
-	r.edited = data
+	var data []byte
+	if r.x.continues() {
+		data = r.x.cont.convert(&r.object, r.x.responseID(), f)
+	} else {
+		data = r.rewrite(r.edited[:0], f, f.choices == 0)
+		r.edited = data
+	}
 	var out []byte
 	if ev.DataAt >= 0 {
 		out = make([]byte, 0, len(ev.Raw)-len(ev.Data)+len(data))

@@ -53,6 +53,10 @@ type exchange struct {
 	key     route.SessionKey
 	turn    *route.Turn
 
+	path   string        // of the legs under way
+	cont   *continuation // nil when the answer cannot be continued
+	resume bool          // the answer is to be continued
+
 	out     answer
 	first   time.Time // of the first output
 	outcome route.Outcome
@@ -65,7 +69,7 @@ type exchange struct {
 // turn is the handler of an endpoint whose requests are routed.
 func (p *Proxy) turn(at endpoint) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		x := &exchange{p: p, w: w, r: r, at: at, start: time.Now(), outcome: route.Outcome{Result: route.Failed}}
+		x := &exchange{p: p, w: w, r: r, at: at, path: at.path, start: time.Now(), outcome: route.Outcome{Result: route.Failed}}
 		x.id = requestID(r.Header.Get("X-Request-Id"))
 		x.out = answer{w: w, flush: http.NewResponseController(w), timeout: p.cfg.ClientTimeout}
 		w.Header().Set("X-Request-Id", x.id)
@@ -110,10 +114,11 @@ func (x *exchange) run(d route.Decision) {
 	if d.Route == route.Local {
 		res := x.local(d)
 		switch res.verdict {
-		case served, passedOn, cut, gone:
-			if res.verdict == served {
+		case served, passedOn, cut, gone, given:
+			if res.verdict == served || res.verdict == given {
 				x.line.Reason = "hit"
 			}
+			x.goOn()
 			return
 		}
 		x.p.mu.Lock()
@@ -126,6 +131,7 @@ func (x *exchange) run(d route.Decision) {
 		x.p.metrics.fallback.Observe(took.Seconds())
 	}
 	x.rounds()
+	x.goOn()
 }
 
 // announce names the route in the answer's header, where that is wanted, and

@@ -24,6 +24,9 @@ type Suite struct {
 	// Tolerance of named operations where Caps.DeterministicReduce is false:
 	// largest ‖got−host‖/‖host‖.
 	Tolerance float64
+	// Busy is the dimension of the products that keep a stream busy; 0: 384.
+	// An emulated device wants a small one.
+	Busy int
 }
 
 // Run runs the whole suite.
@@ -67,15 +70,16 @@ func Run(t *testing.T, s Suite) {
 
 // bench is a device with a stream, and helpers that fail the test.
 type bench struct {
-	t *testing.T
-	d ascendrt.Device
-	s ascendrt.Stream
+	t    *testing.T
+	d    ascendrt.Device
+	s    ascendrt.Stream
+	busy int
 }
 
 func (s Suite) bench(t *testing.T, o ascendrt.OpenOptions) *bench {
 	t.Helper()
 	d := s.Open(t, o)
-	b := &bench{t: t, d: d}
+	b := &bench{t: t, d: d, busy: s.Busy}
 	t.Cleanup(func() { require.NoError(t, d.Close(context.Background())) })
 	b.s = b.stream()
 	return b
@@ -166,7 +170,10 @@ func (b *bench) read(v ascendrt.View) []byte {
 // large products; the returned release frees what they use.
 func (b *bench) slow(least time.Duration) (c *ascendrt.Commands, release func()) {
 	b.t.Helper()
-	const n = 384
+	n := b.busy
+	if n == 0 {
+		n = 384
+	}
 	op, err := b.d.Plan(ascendrt.OpSpec{Kind: ascendrt.OpMatmul, Type: ascendrt.Float32, Attr: ascendrt.MatmulAttr{In: n, Out: n}})
 	require.NoError(b.t, err)
 	buf := b.alloc(3 * n * n * 4)

@@ -193,7 +193,7 @@ func testLost(t *testing.T, s Suite) {
 		t.Skip("the backend shows this in a process of its own")
 	}
 	d := s.Open(t, ascendrt.OpenOptions{})
-	b := &bench{t: t, d: d}
+	b := &bench{t: t, d: d, busy: s.Busy}
 	b.s = b.stream()
 	x, h := b.alloc(64), b.pinned(64)
 	e, op := b.event(ascendrt.EventTiming), b.adder()
@@ -253,7 +253,7 @@ func testLost(t *testing.T, s Suite) {
 
 func testClose(t *testing.T, s Suite) {
 	d := s.Open(t, ascendrt.OpenOptions{})
-	b := &bench{t: t, d: d}
+	b := &bench{t: t, d: d, busy: s.Busy}
 	b.s = b.stream()
 	slow, _ := b.slow(20 * time.Millisecond)
 	h := b.pinned(8)
@@ -278,7 +278,7 @@ func testClose(t *testing.T, s Suite) {
 
 	// A context that ends first ends Close.
 	d = s.Open(t, ascendrt.OpenOptions{})
-	b = &bench{t: t, d: d}
+	b = &bench{t: t, d: d, busy: s.Busy}
 	b.s = b.stream()
 	slow, _ = b.slow(300 * time.Millisecond)
 	b.submit(b.s, slow)

@@ -2,18 +2,31 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"os"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-serving/sluice/internal/sim"
+	"github.com/sluice-serving/sluice/internal/sim/report"
+	"github.com/sluice-serving/sluice/internal/sim/trace"
 )
 
+// simFlags are the flags of sluice sim.
+type simFlags struct {
+	preset, trace, profiles, html string
+	json, lenient                 bool
+	study                         sim.StudyConfig
+	replay                        sim.ReplayOptions
+	blocks                        int
+}
+
 func newSimCmd() *cobra.Command {
-	var preset string
-	var asJSON bool
+	f := simFlags{study: sim.DefaultStudy()}
 	cmd := &cobra.Command{
 		Use:   "sim",
 		Short: "Play a workload through real schedulers, caches and routing on a virtual clock",
@@ -21,40 +34,124 @@ func newSimCmd() *cobra.Command {
 virtual clock, with a cost model in place of devices. The same inputs give the
 same report, byte for byte.
 
-Presets:
+With --preset:
   append-prefill  the published Decoder Append-Prefill experiment: 90 sessions of
                   three turns, one Prefiller, a Decoder of two ranks
-  shared-prompt   the same with a system prompt that all sessions share`,
+  shared-prompt   the same with a system prompt that all sessions share
+
+With --trace FILE a recorded trace is played through a cluster of the given size,
+once for each profile:
+  pd         every turn by the Prefillers
+  reverse    the same; a Prefiller reads the session's blocks back from the Decoder
+  plain      append attempts on the Decoder, any usable prefix
+  threshold  local where the front door predicts few uncached tokens, never refused
+  guarded    append attempts with thresholds, governor, leases and overload rule`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			run, ok := map[string]func() (*sim.Report, error){"append-prefill": sim.AppendPrefill, "shared-prompt": sim.SharedPrompt}[preset]
-			if !ok {
-				return fmt.Errorf("preset %q is unknown: there are append-prefill and shared-prompt", preset)
-			}
-			rep, err := run()
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				enc := json.NewEncoder(cmd.OutOrStdout())
-				enc.SetIndent("", "  ")
-				return enc.Encode(rep)
-			}
-			return printSim(cmd.OutOrStdout(), rep)
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd.OutOrStdout(), cmd.ErrOrStderr()) },
 	}
-	cmd.Flags().StringVar(&preset, "preset", "append-prefill", "what to play")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
+	fl := cmd.Flags()
+	fl.StringVar(&f.preset, "preset", "", "experiment to play")
+	fl.StringVar(&f.trace, "trace", "", "recorded trace to play")
+	fl.StringVar(&f.profiles, "profile", "all", "profiles to compare on a trace, separated by commas")
+	fl.BoolVar(&f.json, "json", false, "print the report as JSON")
+	fl.StringVar(&f.html, "html", "", "also write the report with plots to this file")
+	fl.BoolVar(&f.lenient, "lenient", false, "leave broken lines of the trace out, and list them")
+	fl.IntVar(&f.study.Prefillers, "prefillers", f.study.Prefillers, "number of Prefillers")
+	fl.IntVar(&f.study.Decoders, "decoders", f.study.Decoders, "number of Decoders")
+	fl.IntVar(&f.study.Ranks, "ranks", f.study.Ranks, "data-parallel ranks of each Decoder")
+	fl.IntVar(&f.blocks, "blocks", f.study.DecodeBlocks, "KV blocks of each rank")
+	fl.IntVar(&f.study.BlockSize, "block-size", f.study.BlockSize, "tokens of a KV block")
+	fl.IntVar(&f.replay.Sessions, "sessions", 0, "play the first so many sessions (0: all)")
+	fl.Float64Var(&f.replay.Gap, "gap", 60, "seconds between the starts of sessions, where the trace does not say")
+	fl.Float64Var(&f.replay.ScaleTime, "scale-time", 1, "multiply all times by this")
+	fl.Float64Var(&f.replay.ScaleToken, "scale-tokens", 1, "multiply all lengths by this")
 	return cmd
 }
 
-func printSim(out io.Writer, rep *sim.Report) error {
-	fmt.Fprintf(out, "preset %s, %d blocks of %d tokens on each decoder rank\n\n", rep.Preset, rep.DecodeBlocks, rep.BlockSize)
+func (f *simFlags) run(out, errs io.Writer) error {
+	switch {
+	case f.preset != "" && f.trace != "":
+		return errors.New("--preset and --trace contradict each other: a preset brings its own workload")
+	case f.trace != "":
+		return f.playTrace(out, errs)
+	case f.preset == "":
+		f.preset = "append-prefill"
+	}
+	run, ok := map[string]func() (*sim.Report, error){"append-prefill": sim.AppendPrefill, "shared-prompt": sim.SharedPrompt}[f.preset]
+	if !ok {
+		return fmt.Errorf("preset %q is unknown: there are append-prefill and shared-prompt", f.preset)
+	}
+	rep, err := run()
+	if err != nil {
+		return err
+	}
+	page := rep.Page()
+	return f.print(out, rep, page, fmt.Sprintf("preset %s, %d blocks of %d tokens on each decoder rank", rep.Preset, rep.DecodeBlocks, rep.BlockSize))
+}
+
+func (f *simFlags) playTrace(out, errs io.Writer) error {
+	profiles := sim.Profiles
+	if f.profiles != "all" {
+		profiles = nil
+		for name := range strings.SplitSeq(f.profiles, ",") {
+			p, err := sim.ParseProfile(name)
+			if err != nil {
+				return err
+			}
+			profiles = append(profiles, p)
+		}
+	}
+	strict := trace.Strict
+	if f.lenient {
+		strict = trace.Lenient
+	}
+	t, err := trace.Open(f.trace, strict)
+	if err != nil {
+		return err
+	}
+	for _, b := range t.Broken {
+		fmt.Fprintf(errs, "%s: left out: %v\n", t.Name, b)
+	}
+	ids := sim.IDsOfTrace
+	if strings.Contains(t.Name, "local") {
+		ids = sim.IDsOfSession
+	}
+	load, err := sim.NewReplay(t, ids, f.replay)
+	if err != nil {
+		return err
+	}
+	f.study.PrefillBlocks, f.study.DecodeBlocks = f.blocks, f.blocks
+	rep := &sim.StudyReport{Workload: t.Name}
+	for _, p := range profiles {
+		row, err := f.study.Study(p, load, sim.DefaultGoodput)
+		if err != nil {
+			return err
+		}
+		rep.Rows = append(rep.Rows, row)
+	}
+	return f.print(out, rep, rep.Page(), fmt.Sprintf("%s: %d conversations, %d requests", t.Name, load.Sessions(), load.Requests()))
+}
+
+// print writes the report as a table or JSON, and the page if it is wanted.
+func (f *simFlags) print(out io.Writer, rep any, page report.Page, heading string) error {
+	if f.html != "" {
+		file, err := os.Create(f.html)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(report.Write(file, page), file.Close()); err != nil {
+			return err
+		}
+	}
+	if f.json {
+		enc := json.NewEncoder(out)
+		enc.SetIndent("", "  ")
+		return enc.Encode(rep)
+	}
+	fmt.Fprintf(out, "%s\n\n", heading)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "arm\ttotal s\tTTFT p50 s\tTTFT p95 s\tTPOT p50 ms\tTPOT p95 ms\thits\tfallbacks\tqueue peak\tnon-FULL %\t")
-	for _, a := range rep.Arms {
-		fmt.Fprintf(w, "%s\t%.1f\t%.2f\t%.2f\t%.1f\t%.1f\t%d\t%d\t%d\t%.1f\t\n",
-			a.Name, a.TotalS, a.TTFTp50S, a.TTFTp95S, a.TPOTp50MS, a.TPOTp95MS, a.Hits, a.Fallbacks, a.QueuePeak, 100*a.NonFullShare)
+	for _, row := range append([][]string{page.Table.Columns}, page.Table.Rows...) {
+		fmt.Fprintln(w, strings.Join(row, "\t")+"\t")
 	}
 	return w.Flush()
 }

@@ -119,9 +119,21 @@ type Additional struct {
 
 // SchedulerOptions are the scheduler's switches. A member that is absent is off.
 type SchedulerOptions struct {
-	DecoderAppendPrefill bool `json:"decoder_append_prefill_enable"`
-	Recompute            bool `json:"recompute_scheduler_enable"`
+	DecoderAppendPrefill bool          `json:"decoder_append_prefill_enable"`
+	AppendProfile        AppendProfile `json:"decoder_append_prefill_profile"`
+	Recompute            bool          `json:"recompute_scheduler_enable"`
 }
+
+// AppendProfile names a set of guards around append attempts.
+type AppendProfile string
+
+// The profiles. Plain admits every attempt that finds a prefix and is the
+// default; guarded adds thresholds, the governor, leases and the comparison
+// with the other route.
+const (
+	AppendPlain   AppendProfile = "plain"
+	AppendGuarded AppendProfile = "guarded"
+)
 
 // ParseKVTransfer reads the value of --kv-transfer-config. Unknown members are errors.
 func ParseKVTransfer(s string) (KVTransfer, error) {
@@ -272,6 +284,11 @@ func (c Config) validateAppend() error {
 	var errs []error
 	if c.Additional.Scheduler.Recompute && c.KVTransfer.Role != RoleConsumer {
 		errs = append(errs, fmt.Errorf("recompute_scheduler_enable needs kv_role %s, not %q", RoleConsumer, c.KVTransfer.Role))
+	}
+	switch p := c.Additional.Scheduler.AppendProfile; p {
+	case "", AppendPlain, AppendGuarded:
+	default:
+		errs = append(errs, fmt.Errorf("unknown decoder_append_prefill_profile %q (%s or %s)", p, AppendPlain, AppendGuarded))
 	}
 	if !c.Additional.Scheduler.DecoderAppendPrefill {
 		return errors.Join(errs...)

@@ -165,7 +165,13 @@ func (r *rank) schedulerConfig() scheduler.Config {
 	c := scheduler.Config{
 		MaxNumSeqs: r.cfg.MaxSeqs, MaxBatchedTokens: r.cfg.MaxTokens, MaxModelLen: r.cfg.MaxModelLen, VocabSize: tokenizer.Vocab,
 		Watermark: r.cfg.Watermark, InFlight: r.limit, LoadFailure: scheduler.RecomputeLoad,
-		Append: scheduler.AppendConfig{Enable: r.cfg.appendPrefill()},
+	}
+	switch {
+	case !r.cfg.appendPrefill():
+	case r.cfg.Additional.Scheduler.AppendProfile == AppendGuarded:
+		c.Append = scheduler.Guarded(r.cfg.MaxTokens)
+	default:
+		c.Append.Enable = true
 	}
 	if !r.cfg.Sync {
 		c.Scheduling = scheduler.Async
@@ -215,12 +221,16 @@ func (r *rank) connect(weights model.Weights) error {
 		return err
 	}
 	r.conn, r.worker, r.events = s, w, w.Events()
-	r.parse = func(raw []byte) (any, bool, error) {
+	r.parse = func(raw []byte) (transferParams, error) {
 		p, err := pd.ParseParams(raw)
 		if p == nil || err != nil {
-			return nil, false, err
+			return transferParams{}, err
 		}
-		return p, p.DoRemotePrefill, nil
+		out := transferParams{value: p, remote: p.DoRemotePrefill, forPeer: p.DoRemoteDecode}
+		if ms := p.ETAMillis; ms != nil && *ms > 0 && *ms < float64(time.Hour/time.Millisecond) {
+			out.eta = time.Duration(*ms * float64(time.Millisecond))
+		}
+		return out, nil
 	}
 	r.discard = func(p any) {
 		if p, ok := p.(*pd.Params); ok {
@@ -288,16 +298,23 @@ func (e *Engine) Submit(ctx context.Context, req Request) (*Stream, error) {
 	if err != nil {
 		return nil, err
 	}
-	params, remote, err := r.params(req.Params)
+	params, err := r.params(req.Params)
 	if err != nil {
 		return nil, &InvalidError{Param: "kv_transfer_params", Reason: err.Error()}
 	}
 	route := scheduler.Local
 	switch {
-	case remote:
+	case params.remote:
 		route = scheduler.RemotePrefill
 	case req.Append:
 		route = scheduler.AppendPrefill
+	}
+	threshold := e.cfg.CacheHitThreshold
+	if req.Threshold != nil {
+		threshold = *req.Threshold
+	}
+	if params.forPeer { // a prefiller computes what nobody has cached
+		threshold = 0
 	}
 	if err := e.Err(); err != nil {
 		r.drop(params)
@@ -310,9 +327,10 @@ func (e *Engine) Submit(ctx context.Context, req Request) (*Stream, error) {
 	}
 	sreq := scheduler.Request{
 		ID: req.ID + "-" + strconv.FormatUint(r.serial.Add(1), 36), Prompt: req.Prompt, Route: route,
-		Namespace: kvcache.Namespace{Salt: req.Salt}, Session: req.Session, Params: params,
+		Namespace: kvcache.Namespace{Salt: req.Salt}, Session: req.Session, Params: params.value,
 		MaxTokens: req.MaxTokens, MinTokens: req.MinTokens, StopIDs: req.StopIDs, Priority: req.Priority,
 		Arrival: scheduler.At(time.Now()), SkipCacheRead: req.SkipPrefix,
+		CacheHitThreshold: threshold, RemoteETA: params.eta,
 	}
 	if !req.IgnoreEOS {
 		sreq.EOS = endOfSequence
@@ -371,8 +389,15 @@ func (e *Engine) Discard(rank int, params []byte) {
 	if err != nil {
 		r = e.ranks[0]
 	}
-	if p, _, err := r.params(params); err == nil {
+	if p, err := r.params(params); err == nil {
 		r.drop(p)
+	}
+}
+
+// EndSession gives up what is kept for a session between its turns.
+func (e *Engine) EndSession(session string) {
+	for _, r := range e.ranks {
+		r.post(func() { r.endSession(session) })
 	}
 }
 
@@ -399,6 +424,9 @@ func (e *Engine) Drain(ctx context.Context) error {
 	e.mu.Lock()
 	e.draining = true
 	e.mu.Unlock()
+	for _, r := range e.ranks {
+		r.post(r.sched.Drain)
+	}
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for _, r := range e.ranks {

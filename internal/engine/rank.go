@@ -35,10 +35,10 @@ type rank struct {
 	closers []func()
 
 	// Of the connector; nil without one.
-	parse    func(raw []byte) (params any, remote bool, err error) // reads kv_transfer_params
-	discard  func(params any)                                      // releases the KV that a peer keeps for params
-	transfer func() (received, sent uint64)                        // bytes of KV since the start
-	bytesIn  uint64                                                // of them those that the metrics have
+	parse    func(raw []byte) (transferParams, error) // reads kv_transfer_params
+	discard  func(params any)                         // releases the KV that a peer keeps for params
+	transfer func() (received, sent uint64)           // bytes of KV since the start
+	bytesIn  uint64                                   // of them those that the metrics have
 	bytesOut uint64
 
 	streams map[scheduler.RequestID]*Stream
@@ -300,6 +300,9 @@ func (r *rank) output(o *scheduler.Output, now time.Time) {
 		resident = r.resident(s, o)
 		r.trace.add(finishLine{"finish", s.req.TraceID, r.index, s.count, o.Finish.String()})
 		r.forget(s)
+		if s.req.EndSession && s.req.Session != "" {
+			r.endSession(s.req.Session)
+		}
 	}
 	s.push(o, resident)
 }
@@ -357,19 +360,34 @@ func (r *rank) ended() bool {
 	return r.closed
 }
 
+// transferParams are kv_transfer_params as a connector reads them.
+type transferParams struct {
+	value   any           // for the connector
+	remote  bool          // a peer has computed the prompt
+	forPeer bool          // a peer will take what is computed here
+	eta     time.Duration // what the other route would take; 0: not told
+}
+
 // params reads kv_transfer_params with the rank's connector; without one they
-// have no meaning. remote says that a peer has computed the prompt.
-func (r *rank) params(raw []byte) (params any, remote bool, err error) {
+// have no meaning.
+func (r *rank) params(raw []byte) (transferParams, error) {
 	if r.parse == nil || len(raw) == 0 {
-		return nil, false, nil
+		return transferParams{}, nil
 	}
 	return r.parse(raw)
 }
 
 // drop releases the KV that a peer keeps for a request that does not run.
-func (r *rank) drop(params any) {
-	if r.discard != nil && params != nil {
-		r.discard(params)
+func (r *rank) drop(p transferParams) {
+	if r.discard != nil && p.value != nil {
+		r.discard(p.value)
+	}
+}
+
+// endSession gives up what is kept for a session.
+func (r *rank) endSession(session string) {
+	if err := r.sched.EndTurn(session, scheduler.EndOfSession); err != nil && !errors.Is(err, scheduler.ErrUnknown) {
+		r.log.Error("end of session", "error", err)
 	}
 }
 

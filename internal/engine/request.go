@@ -24,6 +24,7 @@ type Request struct {
 	IgnoreEOS  bool
 	Salt       string
 	Session    string
+	EndSession bool // it is the last turn of the session
 	Priority   int
 	Append     bool            // an append attempt: refuse rather than prefill from nothing
 	Params     json.RawMessage // kv_transfer_params; nil if there are none

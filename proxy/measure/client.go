@@ -3,10 +3,10 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http/httputil"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +17,7 @@ import (
 type client struct {
 	conn    net.Conn
 	r       *bufio.Reader
+	lines   *bufio.Reader // of a chunked body
 	request []byte
 }
 
@@ -79,33 +80,21 @@ func (c *client) do(visit func(line []byte)) error {
 		_, err := c.r.Discard(length)
 		return err
 	}
+	if c.lines == nil {
+		c.lines = bufio.NewReaderSize(nil, 4<<10)
+	}
+	c.lines.Reset(httputil.NewChunkedReader(c.r))
 	for {
-		line, err := c.r.ReadSlice('\n')
+		line, err := c.lines.ReadSlice('\n')
+		if err == io.EOF {
+			_, err = c.r.Discard(2) // the line end after the last chunk
+			return err
+		}
 		if err != nil {
 			return err
 		}
-		n, err := strconv.ParseInt(string(bytes.TrimSpace(line)), 16, 64)
-		if err != nil {
-			return errors.New("the chunk's length cannot be read")
-		}
-		for left := int(n); left > 0; {
-			line, err := c.r.ReadSlice('\n')
-			if err != nil {
-				return err
-			}
-			left -= len(line)
-			if left < 0 {
-				return errors.New("a line crosses its chunk")
-			}
-			if visit != nil {
-				visit(line)
-			}
-		}
-		if _, err := c.r.Discard(2); err != nil {
-			return err
-		}
-		if n == 0 {
-			return nil
+		if visit != nil {
+			visit(line)
 		}
 	}
 }

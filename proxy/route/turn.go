@@ -174,6 +174,14 @@ func (r *Router) own(row *session, t *Turn) {
 	row.owner, row.rank, row.generation = t.lastD.serial, Rank(t.lastRank), t.lastD.ranks[t.lastRank].generation
 }
 
+// Resume lets a turn whose answer was given up after output take further
+// Prefiller and Decoder reservations.
+func (r *Router) Resume(t *Turn) {
+	r.releaseRank(t)
+	r.releasePrefill(t)
+	t.output = false
+}
+
 // Result says how a turn ended.
 type Result uint8
 

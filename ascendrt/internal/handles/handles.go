@@ -63,3 +63,14 @@ func Lookup[T any](r *Registry, ref ascendrt.Ref) (T, bool) {
 	v, ok := r.slots[i].v.(T)
 	return v, ok
 }
+
+// Each calls f for every live handle, in no stated order; f does not call back.
+func (r *Registry) Each(f func(v any)) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	for _, s := range r.slots {
+		if s.v != nil {
+			f(s.v)
+		}
+	}
+}

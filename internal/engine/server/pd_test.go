@@ -197,3 +197,58 @@ func TestAttemptWithoutTheFeature(t *testing.T) {
 	res, _ := x.attempt([]m{{"role": "user", "content": words(100)}}, nil)
 	require.Equal(t, http.StatusOK, res.StatusCode)
 }
+
+// A request may ask not to run here unless enough of it is cached, on any
+// route; a prefiller's share of the work is not asked.
+func TestCacheHitThreshold(t *testing.T) {
+	x := startPair(t, prefiller(), decoder())
+	ask := func(more m) openai.CompletionResponse {
+		body := m{"prompt": words(100), "max_tokens": 8, "ignore_eos": true}
+		for k, v := range more {
+			body[k] = v
+		}
+		return x.d.complete(body)
+	}
+	refused := func(out openai.CompletionResponse) {
+		t.Helper()
+		require.Equal(t, openai.FinishCacheThreshold, *out.Choices[0].FinishReason)
+		require.Zero(t, out.Usage.CompletionTokens)
+		require.Empty(t, out.Choices[0].Text)
+	}
+	refused(ask(m{"cache_hit_threshold": 0.5}))
+	require.Equal(t, 8, ask(nil).Usage.CompletionTokens)
+	require.Equal(t, 8, ask(m{"cache_hit_threshold": 0.9}).Usage.CompletionTokens, "96 of 100 tokens are cached")
+	refused(ask(m{"cache_hit_threshold": 0.99}))
+	x.prefill([]m{{"role": "user", "content": "hello"}}, m{"cache_hit_threshold": 0.9})
+	x.nothingHeld()
+
+	global := decoder()
+	global.CacheHitThreshold = 0.5
+	x.d = start(t, global, Options{})
+	refused(ask(nil))
+	require.Equal(t, 8, ask(m{"cache_hit_threshold": 0}).Usage.CompletionTokens)
+}
+
+// The guarded profile refuses an attempt whose prefix is only a small share of
+// the prompt; the plain one takes it.
+func TestProfiles(t *testing.T) {
+	for profile, status := range map[engine.AppendProfile]int{engine.AppendPlain: 200, "": 200, engine.AppendGuarded: 412} {
+		cfg := decoder()
+		cfg.Additional.Scheduler.AppendProfile = profile
+		x := &pair{d: start(t, cfg, Options{})}
+		system := m{"role": "system", "content": words(100)}
+		x.d.chat([]m{system, {"role": "user", "content": "first"}}, nil)
+		res, raw := x.attempt([]m{system, {"role": "user", "content": words(600)[50:]}}, nil, "X-Session-ID", "s", "X-Session-End", "true")
+		require.Equal(t, status, res.StatusCode, "%s", raw)
+		if status == 412 {
+			require.Contains(t, string(raw), openai.MissBelowMinPrefix)
+		}
+		x.d.nothingHeld()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodDelete, x.d.url+"/v1/sessions/s", nil)
+		require.NoError(t, err)
+		res, err = x.d.client.Do(req)
+		require.NoError(t, err)
+		res.Body.Close()
+		require.Equal(t, http.StatusNoContent, res.StatusCode)
+	}
+}

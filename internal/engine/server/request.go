@@ -296,6 +296,7 @@ func (s *Server) headers(c *call, r *http.Request) *openai.Error {
 	}
 	for i := range c.choices {
 		c.choices[i].Session, c.choices[i].Rank = session, rank
+		c.choices[i].EndSession = strings.EqualFold(r.Header.Get("X-Session-End"), "true")
 		c.choices[i].Append = c.attempt
 	}
 	return nil

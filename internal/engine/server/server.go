@@ -58,6 +58,7 @@ func New(e *engine.Engine, o Options) *Server {
 	s.route("/ping", http.MethodGet, s.health)
 	s.route("/metrics", http.MethodGet, metrics.ServeHTTP)
 	s.route("/reset_prefix_cache", http.MethodPost, s.reset)
+	s.route("/v1/sessions/{id}", http.MethodDelete, s.endSession)
 	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		openai.NotFound("there is no %s here", r.URL.Path).Write(w)
 	})
@@ -128,6 +129,11 @@ func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
 		return
 	}
 	w.WriteHeader(http.StatusOK)
+}
+
+func (s *Server) endSession(w http.ResponseWriter, r *http.Request) {
+	s.engine.EndSession(r.PathValue("id"))
+	w.WriteHeader(http.StatusNoContent)
 }
 
 func (s *Server) reset(w http.ResponseWriter, r *http.Request) {
