@@ -219,7 +219,7 @@ func TestCacheHitThreshold(t *testing.T) {
 	require.Equal(t, 8, ask(nil).Usage.CompletionTokens)
 	require.Equal(t, 8, ask(m{"cache_hit_threshold": 0.9}).Usage.CompletionTokens, "96 of 100 tokens are cached")
 	refused(ask(m{"cache_hit_threshold": 0.99}))
-	x.prefill([]m{{"role": "user", "content": "hello"}}, m{"cache_hit_threshold": 0.9})
+	x.remote([]m{{"role": "user", "content": "hello"}}, m{"cache_hit_threshold": 0.9})
 	x.nothingHeld()
 
 	global := decoder()
