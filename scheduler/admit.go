@@ -193,6 +193,7 @@ func (s *Scheduler) admit(r *request, b *budget, p *Plan) step {
 		s.conn.Allocated(r.known(), s.tablesOf(r), hit.Tokens, ext.Tokens)
 	}
 	s.recordLookup(r, hit.Tokens, ext.Tokens)
+	s.waiting.charge(r)
 	s.queueOf(r.place).remove(r)
 	r.place = nowhere
 	r.computed = have
@@ -214,8 +215,8 @@ func (s *Scheduler) admit(r *request, b *budget, p *Plan) step {
 	r.prefill = total
 	r.admittedAt = r.outputs()
 	r.prefilling = have+n < total
-	if r.prefilling {
-		b.prefills++
+	if n-pad > 1 {
+		b.wide++
 	}
 	b.take(n)
 	if s.governs(r) {
@@ -310,7 +311,20 @@ func (s *Scheduler) ask(r *request, local int) connector.Answer {
 func (s *Scheduler) admissionTokens(r *request, left, have int32, b *budget) (n, pad int32) {
 	n = left
 	room := b.room()
-	if t := int32(s.cfg.LongPrefillThreshold); t > 0 {
+	t := int32(s.cfg.LongPrefillThreshold)
+	if n == 1 && b.drafts > 0 && b.rows > 0 && b.wide == 0 {
+		// The others verify drafts. With as many placeholders this row has
+		// their shape, and the batch keeps it; narrower it would break it.
+		full := 1 + b.drafts
+		switch {
+		case have+full > s.maxLen || t > 0 && t < full: // cannot have the shape
+		case full > room:
+			return 0, 0
+		default:
+			return full, b.drafts
+		}
+	}
+	if t > 0 {
 		n = min(n, t)
 	}
 	if n > room && s.cfg.Chunking == WholePrefill {

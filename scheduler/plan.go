@@ -108,6 +108,7 @@ type Plan struct {
 	LocalHits    []int32 // RowNew, RowResumed: tokens found in the cache by this admission
 	ExternalHits []int32 // RowNew, RowResumed: tokens that a connector brings into this very step
 	GrammarRows  []int32 // rows whose logits need a grammar's mask; mask i is of row GrammarRows[i]
+	GrammarWaits []uint8 // 1 if that mask depends on a token that is in flight
 
 	// Inputs are the token ids of all rows, Scheduled[i] for row i, beginning
 	// at position Computed[i].
@@ -134,6 +135,8 @@ type Plan struct {
 	// Total is the sum of Scheduled. LoRAs is the number of adapters.
 	Total int32
 	LoRAs int32
+	// NextDrafts is the number of drafts per row to propose for the next plan.
+	NextDrafts int32
 
 	// Verdicts has one per row, Graph the choice that follows from them. Both
 	// are zero without a dispatcher.
@@ -239,6 +242,7 @@ func (p *Plan) reset() {
 	p.LocalHits = p.LocalHits[:0]
 	p.ExternalHits = p.ExternalHits[:0]
 	p.GrammarRows = p.GrammarRows[:0]
+	p.GrammarWaits = p.GrammarWaits[:0]
 	p.Inputs = p.Inputs[:0]
 	p.InputsAt = append(p.InputsAt[:0], 0)
 	p.Known = p.Known[:0]
@@ -247,7 +251,7 @@ func (p *Plan) reset() {
 	p.Blocks = p.Blocks[:0]
 	p.BlocksAt = append(p.BlocksAt[:0], 0)
 	p.CommonPrefix = p.CommonPrefix[:0]
-	p.Total, p.LoRAs = 0, 0
+	p.Total, p.LoRAs, p.NextDrafts = 0, 0, 0
 	p.Verdicts = p.Verdicts[:0]
 	p.Graph = graphs.Decision{}
 	p.Loads = p.Loads[:0]

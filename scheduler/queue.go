@@ -20,6 +20,8 @@ type queue interface {
 	// queue of the same kind are taken.
 	less(a, b *request) bool
 	each(f func(*request) bool)
+	// charge is told of every admission, before the request is removed.
+	charge(r *request)
 }
 
 // fifo is a doubly linked list through the requests.
@@ -82,6 +84,8 @@ func (q *fifo) each(f func(*request) bool) {
 	}
 }
 
+func (q *fifo) charge(*request) {}
+
 // ordered is a queue by a strict order of its requests.
 type ordered struct {
 	tree *btree.BTreeG[*request]
@@ -113,6 +117,8 @@ func (q *ordered) less(a, b *request) bool { return q.lt(a, b) }
 
 func (q *ordered) each(f func(*request) bool) { q.tree.Ascend(f) }
 
+func (q *ordered) charge(*request) {}
+
 // byPriority is the order of the Priority policy: smaller priority, earlier
 // arrival, smaller ID.
 func byPriority(a, b *request) bool {
@@ -126,10 +132,16 @@ func byPriority(a, b *request) bool {
 }
 
 // newQueues makes the two queues of a policy.
-func newQueues(cfg Config) (waiting, skipped queue) {
-	switch cfg.Policy {
+func newQueues(s *Scheduler) (waiting, skipped queue) {
+	switch s.cfg.Policy {
 	case Priority:
 		return newOrdered(byPriority), newOrdered(byPriority)
+	case ShortFirst:
+		return &lanes{s: s}, &lanes{s: s}
+	case EarliestDeadline:
+		return newOrdered(byDeadline), newOrdered(byDeadline)
+	case FairShare:
+		return newShares(s), &fifo{}
 	}
 	return &fifo{}, &fifo{}
 }

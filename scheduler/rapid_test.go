@@ -48,7 +48,14 @@ func drawConfig(t *rapid.T) rigConfig {
 	c.Drafts = rapid.SampledFrom([]int{0, 0, 1, 2, 4}).Draw(t, "drafts")
 	c.MaxBatchedTokens = rapid.IntRange(c.Drafts+1, 24).Draw(t, "budget")
 	c.LongPrefillThreshold = rapid.SampledFrom([]int{0, 0, 3}).Draw(t, "threshold")
-	c.Policy = rapid.SampledFrom([]scheduler.Policy{scheduler.FCFS, scheduler.FCFS, scheduler.Priority}).Draw(t, "policy")
+	c.Policy = rapid.SampledFrom([]scheduler.Policy{
+		scheduler.FCFS, scheduler.FCFS, scheduler.Priority, scheduler.Priority, scheduler.ShortFirst, scheduler.EarliestDeadline, scheduler.FairShare,
+	}).Draw(t, "policy")
+	c.ShortPrompt, c.AgingAfter, c.Quantum = 8, 5, rapid.IntRange(1, 20).Draw(t, "quantum")
+	c.Victim = rapid.SampledFrom([]scheduler.Victim{scheduler.VictimByPolicy, scheduler.VictimByRecompute}).Draw(t, "victim")
+	if c.Drafts > 1 && rapid.Bool().Draw(t, "dynamic") {
+		c.DynamicDrafts = []int{c.Drafts, c.Drafts, 1, 0}
+	}
 	c.Admission = rapid.SampledFrom([]scheduler.Admission{scheduler.WholeSequence, scheduler.FirstChunk}).Draw(t, "gate")
 	c.LoadFailure = rapid.SampledFrom([]scheduler.LoadFailure{scheduler.RecomputeLoad, scheduler.FailRequest}).Draw(t, "loadFailure")
 	c.producer = c.connector && rapid.IntRange(0, 3).Draw(t, "producer") == 0
@@ -76,6 +83,7 @@ func drawRequest(t *rapid.T, r *rig, n int) (scheduler.Request, remote) {
 	req := scheduler.Request{
 		ID: fmt.Sprintf("r%d", n), Prompt: prompt, MaxTokens: rapid.IntRange(1, 12).Draw(t, "max"),
 		Priority: rapid.IntRange(0, 2).Draw(t, "priority"), Arrival: scheduler.Time(n), EOS: []scheduler.Token{eos},
+		Tenant: string(rune('a' + n%3)), Deadline: scheduler.Time(rapid.IntRange(0, 3).Draw(t, "due")),
 	}
 	req.MinTokens = rapid.IntRange(0, min(2, req.MaxTokens)).Draw(t, "min")
 	if rapid.IntRange(0, 5).Draw(t, "route") == 0 {

@@ -15,7 +15,8 @@ type budget struct {
 
 	preempted bool // somebody was preempted: nobody is admitted
 	starved   bool // blocks that plans in flight still write would help: nobody takes the free ones
-	prefills  int  // rows of this plan that are prefill chunks
+	rows      int  // rows of running requests
+	wide      int  // rows that prefill, other than one token
 	refused   bool // an admission found no room
 
 	appends int32 // tokens left for append attempts
@@ -126,7 +127,7 @@ func (s *Scheduler) planRunning(b *budget, p *Plan) {
 			continue
 		}
 		total := r.total()
-		n := total + r.drafts + r.placeholders - r.computed
+		n := total + min(r.drafts, b.drafts) + r.placeholders - r.computed
 		if limit > 0 {
 			n = min(n, limit)
 		}
@@ -154,8 +155,9 @@ func (s *Scheduler) planRunning(b *budget, p *Plan) {
 			i, grown = kept, true
 		}
 		b.take(n)
+		b.rows++
 		if r.chunk {
-			b.prefills++
+			b.wide++
 		}
 		if governed {
 			b.appends -= n
@@ -229,8 +231,10 @@ func (s *Scheduler) notePublished(r *request, before int, p *Plan) {
 // victim is the index of the running request that gives way.
 func (s *Scheduler) victim() int {
 	last := len(s.running) - 1
-	switch {
-	case s.cfg.Policy != Priority:
+	if s.cfg.Policy != Priority {
+		if s.cfg.Victim == VictimByRecompute {
+			return s.cheapest(1, func(*request) bool { return true })
+		}
 		return last
 	}
 	// The least urgent; the last of several that are equal by priority and
@@ -242,7 +246,24 @@ func (s *Scheduler) victim() int {
 			worst = i
 		}
 	}
+	if s.cfg.Victim == VictimByRecompute {
+		urgency := s.running[worst].req.Priority
+		return s.cheapest(0, func(r *request) bool { return r.req.Priority == urgency })
+	}
 	return worst
+}
+
+// cheapest is the running request, from an index on and among those that
+// qualify, whose preemption costs the fewest tokens to compute again; of equal
+// ones the last admitted. With one request there is no choice.
+func (s *Scheduler) cheapest(from int, qualifies func(*request) bool) int {
+	best := -1
+	for i := min(from, len(s.running)-1); i < len(s.running); i++ {
+		if r := s.running[i]; qualifies(r) && (best < 0 || r.computed <= s.running[best].computed) {
+			best = i
+		}
+	}
+	return best
 }
 
 // preemptAt takes the running request at an index out, and its row if the plan
@@ -253,8 +274,9 @@ func (s *Scheduler) preemptAt(i int, b *budget, p *Plan) {
 		if d := &s.rows[j]; d.r == r && !d.gone {
 			d.gone = true
 			b.giveBack(d.n)
+			b.rows--
 			if r.chunk {
-				b.prefills--
+				b.wide--
 			}
 			p.RolledBack = append(p.RolledBack, r.id)
 			s.dropLoRA()
@@ -372,6 +394,11 @@ func (s *Scheduler) fill(p *Plan, b *budget) {
 			r.prefilling = false
 			if r.grammar {
 				p.GrammarRows = append(p.GrammarRows, int32(len(p.Requests)-1))
+				var waits uint8
+				if r.placeholders > 0 {
+					waits = 1
+				}
+				p.GrammarWaits = append(p.GrammarWaits, waits)
 			}
 		}
 		p.Samples = append(p.Samples, samples)
@@ -382,7 +409,7 @@ func (s *Scheduler) fill(p *Plan, b *budget) {
 			r.drafts = b.drafts
 		}
 	}
-	p.LoRAs = int32(len(s.loras))
+	p.LoRAs, p.NextDrafts = int32(len(s.loras)), b.drafts
 	if len(s.running) > 0 {
 		for range s.groups {
 			p.CommonPrefix = append(p.CommonPrefix, 0)

@@ -80,7 +80,7 @@ func New(cfg Config, cache *kvcache.Cache, opts ...Option) (*Scheduler, error) {
 		blockSize: int32(cache.BlockSize()), groups: int32(cache.Groups()), lookahead: int32(cfg.Lookahead),
 		names: map[string]*request{},
 	}
-	s.waiting, s.skipped = newQueues(cfg)
+	s.waiting, s.skipped = newQueues(s)
 	for _, o := range opts {
 		o(s)
 	}
@@ -127,6 +127,10 @@ func (s *Scheduler) Add(req Request) (RequestID, error) {
 	r := s.take()
 	s.adds++
 	*r = request{tokens: req.Prompt, req: req, order: s.adds, deadline: Never, draftTokens: r.draftTokens[:0], acks: r.acks, seq: r.seq}
+	r.since = s.now
+	if req.Arrival > 0 {
+		r.since = req.Arrival
+	}
 	r.acks.clear()
 	r.setLimits(s.maxLen)
 	s.slots.put(r)

@@ -49,6 +49,7 @@ type request struct {
 
 	prev, next *request // in a FCFS queue
 	order      int64    // sequence number of Add
+	since      Time     // its arrival, or the time of Add
 
 	admittedAt  int32 // tokens generated before the last admission
 	preemptions int32
