@@ -329,10 +329,14 @@ func (r *relay) give(reason string) result {
 	if len(r.held) > 0 && !r.write(nil, flushNow) {
 		return result{verdict: gone}
 	}
-	r.x.cont.cached = r.x.outcome.CachedTokens
-	if r.mode.rewriteCached && r.x.cont.rounds == 0 {
-		r.x.cont.cached = r.mode.cached
+	c, o := r.x.cont, &r.x.outcome
+	if c.rounds == 0 {
+		if r.mode.rewriteCached {
+			o.CachedTokens = r.mode.cached
+		}
+		c.cached, o.PromptTokens = o.CachedTokens, len(c.prompt)
 	}
+	o.OutputTokens = len(c.ids)
 	r.x.resume = true
 	return result{verdict: given, reason: reason}
 }

@@ -16,7 +16,18 @@ type answer struct {
 	id     string
 	prompt int
 	cached int
+	ids    bool // token ids are asked for
+	from   int  // tokens of the answer that the prompt already holds
+
+	giveUp, breakOff int // after so many tokens; 0 never
 }
+
+// PromptIDs is the number of token ids that every text prompt has; they are 1,
+// 2, 3 and so on, and the n-th output token has the id FirstID+n.
+const (
+	PromptIDs = 5
+	FirstID   = 1000
+)
 
 // Word is the text of the n-th output token.
 func Word(n int) string { return fmt.Sprintf("w%d ", n) }
@@ -45,7 +56,43 @@ func (a *answer) head() string {
 	return fmt.Sprintf(`{"id":"cmpl-%s","object":"text_completion","created":1,"model":"fake"`, a.id)
 }
 
+// tokens are the members with token ids for the output tokens from n to m.
+func (a *answer) tokens(n, m int, first bool) string {
+	if !a.ids {
+		return ""
+	}
+	var b strings.Builder
+	b.WriteString(`,"token_ids":[`)
+	for i := n; i < m; i++ {
+		if i > n {
+			b.WriteByte(',')
+		}
+		fmt.Fprint(&b, FirstID+i)
+	}
+	b.WriteByte(']')
+	if first && !a.chat {
+		b.WriteString(a.promptIDs())
+	}
+	return b.String()
+}
+
+func (a *answer) promptIDs() string {
+	list := []string{"1", "2", "3", "4", "5"}
+	for i := range a.from {
+		list = append(list, fmt.Sprint(FirstID+i))
+	}
+	return `,"prompt_token_ids":[` + strings.Join(list, ",") + `]`
+}
+
 func (a *answer) choice(text, finish, stop string) string {
+	return a.choiceWith(text, finish, stop, "")
+}
+
+func (a *answer) choiceWith(text, finish, stop, more string) string {
+	if more != "" {
+		plain := a.choiceWith(text, finish, stop, "")
+		return plain[:len(plain)-1] + more + "}"
+	}
 	if a.chat && a.stream {
 		return fmt.Sprintf(`{"index":0,"delta":{"content":%q},"logprobs":null,"finish_reason":%s,"stop_reason":%s}`, text, finish, stop)
 	}
@@ -85,27 +132,49 @@ func (a *answer) refuse() {
 // send writes an answer of n tokens; false when the client went away.
 func (a *answer) send(r *http.Request, n int, perToken time.Duration) bool {
 	a.begin()
+	finish, stop := `"length"`, "null"
+	if a.giveUp > 0 && n > a.giveUp {
+		n, finish, stop = a.giveUp, `"stop"`, `"recomputed"`
+	}
 	if !a.stream {
 		for range n {
 			if !pause(r, perToken) {
 				return false
 			}
 		}
-		fmt.Fprintf(a.w, `%s,"choices":[%s],"usage":%s,"kv_transfer_params":null}`, a.head(), a.choice(Text(n), `"length"`, "null"), a.usageText(n))
+		top := ""
+		if a.chat && a.ids {
+			top = a.promptIDs()
+		}
+		var text strings.Builder
+		for i := range n {
+			text.WriteString(Word(a.from + i))
+		}
+		fmt.Fprintf(a.w, `%s%s,"choices":[%s],"usage":%s,"kv_transfer_params":null}`, a.head(), top, a.choiceWith(text.String(), finish, stop, a.tokens(a.from, a.from+n, true)), a.usageText(n))
 		return true
 	}
 	if a.chat {
-		a.event(a.head() + `,"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`)
+		top := ""
+		if a.ids {
+			top = a.promptIDs()
+		}
+		a.event(a.head() + top + `,"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`)
 	}
 	for i := range n {
 		if !pause(r, perToken) {
 			return false
 		}
-		finish := "null"
-		if i == n-1 {
-			finish = `"length"`
+		if a.breakOff > 0 && i == a.breakOff {
+			panic(http.ErrAbortHandler)
 		}
-		a.event(a.head() + `,"choices":[` + a.choice(Word(i), finish, "null") + `]}`)
+		end, why := "null", "null"
+		if i == n-1 && stop == "null" {
+			end = finish
+		}
+		a.event(a.head() + `,"choices":[` + a.choiceWith(Word(a.from+i), end, why, a.tokens(a.from+i, a.from+i+1, i == 0)) + `]}`)
+	}
+	if stop != "null" {
+		a.event(a.head() + `,"choices":[` + a.choice("", finish, stop) + `]}`)
 	}
 	if a.usage {
 		a.event(a.head() + `,"choices":[],"usage":` + a.usageText(n) + `}`)

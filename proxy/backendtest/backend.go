@@ -55,6 +55,10 @@ type Backend struct {
 	PerToken, Prefill time.Duration
 	// Metrics is the answer of /metrics.
 	Metrics string
+	// GiveUp, when above 0, makes a Decoder give an answer up after so many
+	// output tokens, with the stop reason "recomputed"; BreakOff cuts the
+	// connection instead.
+	GiveUp, BreakOff int
 	// InBand makes a Decoder refuse within a 200 answer instead of with 412.
 	InBand bool
 	// Hook, when not nil, may answer a request itself by giving true.
@@ -149,7 +153,9 @@ type request struct {
 	StreamOptions *struct {
 		IncludeUsage bool `json:"include_usage"`
 	} `json:"stream_options"`
-	Params map[string]any `json:"kv_transfer_params"`
+	Params   map[string]any  `json:"kv_transfer_params"`
+	TokenIDs bool            `json:"return_token_ids"`
+	Prompt   json.RawMessage `json:"prompt"`
 }
 
 func (b *Backend) serve(w http.ResponseWriter, r *http.Request) {
@@ -248,6 +254,7 @@ func (b *Backend) decode(w http.ResponseWriter, r *http.Request, rec Record, q r
 	key := fmt.Sprintf("%d/%s", max(rec.Rank, 0), rec.Header.Get("X-Session-Id"))
 	b.mu.Lock()
 	known, inBand, tokens, perToken, wait, prompt := b.resident[key], b.InBand, b.Tokens, b.PerToken, b.Prefill, b.Prompt
+	giveUp, breakOff := b.GiveUp, b.BreakOff
 	b.mu.Unlock()
 	if q.MaxCompletion != nil {
 		q.MaxTokens = q.MaxCompletion
@@ -256,6 +263,15 @@ func (b *Backend) decode(w http.ResponseWriter, r *http.Request, rec Record, q r
 		tokens = min(tokens, *q.MaxTokens)
 	}
 	a := answer{w: w, chat: strings.Contains(r.URL.Path, "chat"), id: rec.Header.Get("X-Request-Id"), stream: q.Stream, prompt: prompt}
+	a.ids, a.giveUp, a.breakOff = q.TokenIDs, giveUp, breakOff
+	var ids []int
+	if json.Unmarshal(q.Prompt, &ids) == nil && len(ids) > PromptIDs {
+		a.from = len(ids) - PromptIDs // it continues an answer
+		tokens = b.Tokens - a.from
+		if q.MaxTokens != nil {
+			tokens = min(tokens, *q.MaxTokens)
+		}
+	}
 	a.usage = q.StreamOptions != nil && q.StreamOptions.IncludeUsage
 	if rec.Leg == "local" && !known {
 		if inBand {
