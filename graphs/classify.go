@@ -228,7 +228,7 @@ func lengths(ss []int32) (q int32, total int64, differ int32) {
 		differ |= (a ^ first) | (b ^ first)
 	}
 	for _, a := range ss {
-		q, total, differ = max(q, a), total+int64(a), differ|a^first
+		q, total, differ = max(q, a), total+int64(a), differ|(a^first)
 	}
 	return max(q, q2), total + total2, differ
 }
