@@ -14,7 +14,9 @@ func secured(t *testing.T, name string, signer, trusted *conformance.Authority) 
 	cert, key := signer.Issue(t, name)
 	server, client, err := tcp.MutualTLS(cert, key, trusted.File)
 	require.NoError(t, err)
-	return func(w *WorkerConfig, _ *SchedulerConfig, _ *connector.Layout) { w.ServerTLS, w.ClientTLS = server, client }
+	return func(w *WorkerConfig, _ *SchedulerConfig, _ *connector.Layout) {
+		w.ServerTLS, w.ClientTLS = server, client
+	}
 }
 
 func TestPullOverTLS(t *testing.T) {
