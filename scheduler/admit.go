@@ -100,6 +100,22 @@ func (s *Scheduler) eachLoaded(f func(*request)) {
 	s.waiting.each(visit)
 }
 
+// admitLoaded admits requests whose load has ended and that fit in what they
+// hold and what is free, and reports whether there was one.
+func (s *Scheduler) admitLoaded(b *budget, p *Plan) bool {
+	var loaded []*request
+	s.eachLoaded(func(r *request) { loaded = append(loaded, r) })
+	s.passed = s.passed[:0]
+	some := false
+	for _, r := range loaded {
+		if b.tokens > 0 && b.input > b.slots && len(s.running)+s.idle < s.cfg.MaxNumSeqs && s.admit(r, b, p) == admitted {
+			some = true
+		}
+	}
+	s.putBack()
+	return some
+}
+
 // firstLoaded is the first waiting request that holds blocks, or nil.
 func (s *Scheduler) firstLoaded() (first *request) {
 	s.eachLoaded(func(r *request) {
@@ -299,8 +315,8 @@ func (s *Scheduler) ask(r *request, local int) connector.Answer {
 		return connector.Answer{} // it has waited long enough
 	}
 	most := len(r.tokens) - local
-	if !ext.Async || len(r.tokens) == 1 {
-		most--
+	if !ext.Async || most == 1 {
+		most-- // the last token is computed here anyway
 	}
 	ext.Tokens = min(max(ext.Tokens, 0), most)
 	return ext

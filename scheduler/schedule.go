@@ -14,7 +14,8 @@ type budget struct {
 	drafts int32 // K of this plan
 
 	preempted bool // somebody was preempted: nobody is admitted
-	starved   bool // blocks that plans in flight still write would help: nobody takes the free ones
+	starved   bool // blocks will return, and nobody takes the free ones before
+	stalled   bool // the only running request lacks blocks that finished loads hold
 	rows      int  // rows of running requests
 	wide      int  // rows that prefill, other than one token
 	refused   bool // an admission found no room
@@ -74,7 +75,17 @@ func (s *Scheduler) Plan(now Time) *Plan {
 	agreed := s.beginAppends(&b, p)
 	s.rows = s.rows[:0]
 	s.loras = s.loras[:0]
-	s.planRunning(&b, p)
+	for {
+		s.planRunning(&b, p)
+		if !b.stalled {
+			break
+		}
+		b.stalled = false
+		if s.admitLoaded(&b, p) || !s.dropLoaded(nil) {
+			break
+		}
+		b.starved = false
+	}
 	if !b.preempted && !b.starved && s.paused == Unpaused {
 		s.planWaiting(&b, p)
 	}
@@ -191,16 +202,12 @@ func (s *Scheduler) makeRoom(r *request, n int32, at *int, b *budget, p *Plan) b
 		}
 		v := s.victim()
 		self := s.running[v] == r
-		if self && len(s.running) == 1 && r.outputs() == r.admittedAt {
-			// Alone, it has gained nothing since its admission, and would come back to
-			// gain nothing again. Loads that wait for room give way instead.
-			if s.dropLoaded(nil) {
-				continue
-			}
-			if s.willFree() {
-				b.starved = true
-				return false
-			}
+		if self && len(s.running) == 1 && r.outputs() == r.admittedAt && (s.firstLoaded() != nil || s.willFree()) {
+			// Alone, it has gained nothing since its admission, and would come
+			// back to gain nothing again. It keeps what it has.
+			b.starved = true
+			b.stalled = s.firstLoaded() != nil
+			return false
 		}
 		s.preemptAt(v, b, p)
 		if self {
