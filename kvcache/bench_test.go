@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -117,4 +118,197 @@ func BenchmarkMatch(b *testing.B) {
 func percentile(d []time.Duration, p int) float64 {
 	slices.Sort(d)
 	return float64(d[len(d)*p/100])
+}
+
+// Admission and release of a prompt of 8 k tokens of which all but the last
+// 100 or so are cached: attach, match, allocate, publish, free.
+func BenchmarkAdmitRelease(b *testing.B) {
+	c, err := New(Config{Blocks: 1 << 16})
+	if err != nil {
+		b.Fatal(err)
+	}
+	const cached, total = 7904, 8192
+	prompt := randomTokens(1, total)
+	var s Seq
+	store(b, c, &s, Namespace{}, prompt[:cached])
+	tail := prompt[cached:]
+	n := Token(0)
+	b.ReportAllocs()
+	for b.Loop() {
+		n++
+		tail[0] = n // the rest is new every time
+		store(b, c, &s, Namespace{}, prompt)
+	}
+}
+
+// One block taken from a full pool of 1 M cached blocks and given back: an
+// eviction, an allocation, a publication and a release each time.
+func BenchmarkEvict(b *testing.B) {
+	for _, edge := range []int{1, 8, 512} {
+		b.Run(fmt.Sprintf("edge=%d", edge), func(b *testing.B) {
+			const blocks = 1 << 20
+			c := filled(b, blocks, edge)
+			var s Seq
+			toks := make([]Token, c.BlockSize())
+			n := Token(0)
+			b.ReportAllocs()
+			for b.Loop() {
+				n++
+				toks[1] = n
+				toks[0] = -1
+				store(b, c, &s, Namespace{}, toks)
+			}
+			if c.Stats().EvictedPlain < uint64(b.N) {
+				b.Fatal(c.Stats())
+			}
+		})
+	}
+}
+
+// filled returns a cache of which every block is cached, on edges of the given
+// length; with edges of one block each node has four children.
+func filled(b testing.TB, blocks, edge int) *Cache {
+	c, err := New(Config{Blocks: blocks + 1})
+	if err != nil {
+		b.Fatal(err)
+	}
+	fill(b, c, edge)
+	return c
+}
+
+func fill(b testing.TB, c *Cache, edge int) {
+	var s Seq
+	bs := c.BlockSize()
+	if edge == 1 {
+		fanOut(b, c)
+		return
+	}
+	toks := randomTokens(9, edge*bs)
+	for i := Token(0); c.Stats().Free > 0; i++ {
+		n := min(edge, c.Stats().Free)
+		toks[0], toks[1] = i>>16, i&0xffff
+		store(b, c, &s, Namespace{}, toks[:n*bs])
+	}
+}
+
+// fanOut fills a pool with a tree in which every edge is one block and every
+// inner node has four children.
+func fanOut(b testing.TB, c *Cache) {
+	depth := 0
+	for n, width := 0, 1; n < c.Usable(); depth++ {
+		width *= 4
+		n += width
+	}
+	var s Seq
+	bs := c.BlockSize()
+	toks := make([]Token, depth*bs)
+	digits := make([]int, depth)
+	for c.Stats().Free > 0 {
+		for d := range digits {
+			for k := range bs {
+				toks[d*bs+k] = Token(d*1000 + digits[d]*100 + k)
+			}
+		}
+		n := min(depth, c.Stats().Free+c.Match(Namespace{}, toks, len(toks)).Tokens/bs)
+		store(b, c, &s, Namespace{}, toks[:n*bs])
+		for d := depth - 1; d >= 0; d-- {
+			if digits[d]++; digits[d] < 4 {
+				break
+			}
+			digits[d] = 0
+		}
+	}
+}
+
+// 100 k sessions in the tree, all behind one system prompt of 64 blocks, each
+// with 8 blocks of its own: a turn of one of them, drawn at random.
+func BenchmarkSessions(b *testing.B) {
+	const sessions, system, own = 100_000, 64, 8
+	c, err := New(Config{Blocks: sessions*own + system + 1024})
+	if err != nil {
+		b.Fatal(err)
+	}
+	var s Seq
+	prompt := randomTokens(3, (system+own)*16)
+	session := func(i int) []Token {
+		prompt[system*16], prompt[system*16+1] = Token(i>>8), Token(i&0xff)
+		return prompt
+	}
+	for i := range sessions {
+		store(b, c, &s, Namespace{}, session(i))
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	b.ReportAllocs()
+	for b.Loop() {
+		store(b, c, &s, Namespace{}, session(r.IntN(sessions)))
+	}
+}
+
+// One decode step of 1,024 running sequences: 64 of them fill a block and take
+// the next in each step. ns/op is for all of them.
+func BenchmarkDecodeStep(b *testing.B) {
+	const seqs, longest = 1024, 4096
+	c, err := New(Config{Blocks: seqs*longest/16 + 1024})
+	if err != nil {
+		b.Fatal(err)
+	}
+	ss := make([]Seq, seqs)
+	toks := make([][]Token, seqs)
+	for i := range ss {
+		toks[i] = randomTokens(uint64(i), longest)
+	}
+	n := make([]int, seqs)
+	admit := func(i int) {
+		if err := c.Attach(&ss[i], Namespace{}); err != nil {
+			b.Fatal(err)
+		}
+		n[i] = 17 + i%16
+		if g, err := c.Allocate(&ss[i], &Alloc{Tokens: toks[i][:n[i]], New: n[i]}); err != nil || !g.OK {
+			b.Fatal(g, err)
+		}
+	}
+	for i := range ss {
+		admit(i)
+	}
+	var a Alloc
+	b.ReportAllocs()
+	for b.Loop() {
+		for i := range ss {
+			s := &ss[i]
+			if n[i] == longest {
+				if err := c.Free(s); err != nil {
+					b.Fatal(err)
+				}
+				admit(i)
+			}
+			n[i]++
+			if s.Covers(n[i], 0) {
+				continue
+			}
+			a = Alloc{Tokens: toks[i][:n[i]], Computed: n[i] - 1, New: 1}
+			if g, err := c.Allocate(s, &a); err != nil || !g.OK {
+				b.Fatal(g, err)
+			}
+		}
+	}
+}
+
+// Growth of the heap for each cached block at 1 M blocks of 16 tokens.
+func BenchmarkHeap(b *testing.B) {
+	for _, edge := range []int{512, 1} {
+		b.Run(fmt.Sprintf("edge=%d", edge), func(b *testing.B) {
+			const blocks = 1 << 20
+			var before, after runtime.MemStats
+			for b.Loop() {
+				runtime.GC()
+				runtime.ReadMemStats(&before)
+				c := filled(b, blocks, edge)
+				runtime.GC()
+				runtime.ReadMemStats(&after)
+				runtime.KeepAlive(c)
+			}
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(float64(after.HeapAlloc-before.HeapAlloc)/blocks, "B/block")
+		})
+	}
 }

@@ -157,33 +157,76 @@ func (t *tree) trim(nd *node) {
 
 // walk follows toks from a root for at most limit positions and returns the
 // node in which the path ends and the number of positions that agree.
+//
+// It guesses edges by their tags as long as their units follow one another, and
+// then compares all of them at once: what was once a single edge is compared as
+// one, however many branches have split it since.
 func (t *tree) walk(root int32, toks []Token, limit int) (int32, int) {
 	at, d, bs := root, 0, t.bs
 	toks = toks[:limit*bs]
-	nd := t.at(root)
-	for len(toks) > 0 {
-		i, r := nd.child, 0
-		if nd.flags&nodeHashed != 0 {
-			if i = t.lookup(at, toks[:bs]); i == 0 {
+	next := t.guess(t.at(root), root, toks)
+	for next != 0 {
+		i := next
+		nd := t.at(i)
+		run, n := nd.run, int(nd.n)
+		for {
+			next = 0
+			if d+n >= limit {
 				break
 			}
-			nd = t.at(i)
-			r = t.agree(nd, toks)
-		} else {
-			tag := tagOf(toks[:bs])
-			for i != 0 {
-				nd = t.at(i)
-				if nd.key == tag {
-					if r = t.agree(nd, toks); r > 0 {
-						break
-					}
-				}
-				i = nd.next
-			}
-			if i == 0 {
+			if next = t.guess(nd, i, toks[(d+n)*bs:]); next == 0 {
 				break
 			}
+			nd = t.at(next)
+			if nd.run != run+int32(n) || nd.run&unitMask == 0 || n*bs >= gatherTokens {
+				break
+			}
+			i = next
+			n += int(nd.n)
 		}
+		n = min(n, limit-d)
+		if !equalTokens(t.slab.tokens(run, n), toks[d*bs:(d+n)*bs]) {
+			return t.walkEdges(at, d, toks)
+		}
+		at = i
+		d += n
+	}
+	return at, d
+}
+
+// gatherTokens is how many tokens walk guesses ahead at most before it compares: a page of memory.
+const gatherTokens = 1024
+
+// guess returns the child of a node whose edge may begin with the first block
+// of toks: the tags agree, or the tokens when the children are in the table.
+func (t *tree) guess(p *node, parent int32, toks []Token) int32 {
+	if len(toks) == 0 {
+		return 0
+	}
+	if p.flags&nodeHashed != 0 {
+		return t.lookup(parent, toks[:t.bs])
+	}
+	tag := tagOf(toks[:t.bs])
+	for i := p.child; i != 0; {
+		nd := t.at(i)
+		if nd.key == tag {
+			return i
+		}
+		i = nd.next
+	}
+	return 0
+}
+
+// walkEdges is walk edge by edge, from d positions down, where the path is in node at.
+func (t *tree) walkEdges(at int32, d int, toks []Token) (int32, int) {
+	bs := t.bs
+	for toks = toks[d*bs:]; len(toks) > 0; {
+		i := t.find(at, toks[:bs])
+		if i == 0 {
+			break
+		}
+		nd := t.at(i)
+		r := commonBlocks(t.tokens(nd), toks, bs)
 		at = i
 		d += r
 		if r < int(nd.n) {
@@ -192,16 +235,6 @@ func (t *tree) walk(root int32, toks []Token, limit int) (int32, int) {
 		toks = toks[r*bs:]
 	}
 	return at, d
-}
-
-// agree returns how many leading blocks of a node's edge and of toks are equal.
-func (t *tree) agree(nd *node, toks []Token) int {
-	n := int(nd.n)
-	edge := t.slab.tokens(nd.run, n)
-	if len(edge) <= len(toks) && equalTokens(edge, toks[:len(edge)]) {
-		return n
-	}
-	return commonBlocks(edge, toks, t.bs)
 }
 
 // commonBlocks returns how many leading blocks of a and b are equal; both are whole numbers of blocks.
