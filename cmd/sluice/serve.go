@@ -73,7 +73,7 @@ func newServeCmd() *cobra.Command {
 	f.BoolVar(&noAsync, "no-async-scheduling", false, "plan a step after the one before it")
 	f.StringVar(&graphMode, "cudagraph-mode", graphs.ModeFullAndPiecewise.String(), "graphs to capture: NONE, PIECEWISE, FULL, FULL_DECODE_ONLY, FULL_AND_PIECEWISE")
 	f.StringVar(&policy, "graph-policy", graphs.OneNewTokenHardened.String(), "prefilling rows that decode graphs take")
-	f.BoolVar(&cfg.GraphMetrics, "cudagraph-metrics", false, "log a table of graph use when the engine ends")
+	f.BoolVar(&cfg.GraphMetrics, "cudagraph-metrics", false, "log a table of graph use every 10 s and at the end")
 	f.BoolVar(&cfg.Eager, "enforce-eager", false, "use no graphs")
 	f.StringVar(&transfer, "kv-transfer-config", "", "JSON object: kv_connector, kv_role and their options")
 	f.StringVar(&additional, "additional-config", "", "JSON object: scheduler_config")

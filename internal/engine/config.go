@@ -34,7 +34,7 @@ type Config struct {
 	GraphMode    graphs.ModeConfig // default FULL_AND_PIECEWISE
 	GraphPolicy  graphs.Policy     // default one-new-token-hardened
 	Eager        bool              // no graphs at all
-	GraphMetrics bool              // logs a table of graph use at the end
+	GraphMetrics bool              // logs a table of graph use every 10 s and at the end
 
 	KVTransfer KVTransfer
 	Additional Additional

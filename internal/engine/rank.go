@@ -51,6 +51,7 @@ type rank struct {
 	seq     uint64    // number of the newest plan
 	over    time.Time // when the last step ended
 	tokens  []scheduler.Token
+	graphs  graphTable
 
 	live   atomic.Int64 // requests submitted and not ended
 	serial atomic.Uint64
@@ -107,6 +108,7 @@ func (r *rank) call(ctx context.Context, f func()) error {
 // run is the loop. It ends when ctx ends, or with the error of a device.
 func (r *rank) run(ctx context.Context) error {
 	err := r.loop(ctx)
+	r.logGraphs()
 	r.mu.Lock()
 	r.closed = true
 	late := r.inbox
@@ -270,6 +272,7 @@ func (r *rank) settle(ctx context.Context) error {
 	if f.plan.Rows() > 0 {
 		r.dirty = true
 		r.metrics.step(f.plan, now.Sub(begun))
+		r.countGraph(f.plan.Graph, now)
 	}
 	outs, err := r.sched.Apply(f.plan, scheduler.Result{Tokens: r.tokens, Elapsed: now.Sub(begun)})
 	if err != nil {

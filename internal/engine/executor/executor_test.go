@@ -140,7 +140,7 @@ func TestAgainstReference(t *testing.T) {
 		want = append(want, model.NewReference(c, w).Greedy(p, n))
 	}
 	for _, mode := range []graphs.ModeConfig{graphs.ModeNone, graphs.ModeFullDecodeOnly, graphs.ModePiecewise, graphs.ModeFullAndPiecewise, graphs.ModeFull} {
-		for _, tokens := range []int{16, 64, 256} {
+		for _, tokens := range stepSizes {
 			for _, inFlight := range []int{1, 2} {
 				r := newRig(t, mode, tokens, inFlight)
 				require.Equal(t, want, r.generate(prompts(), n, nil), "mode %v, %d tokens per step, %d in flight", mode, tokens, inFlight)

@@ -1,0 +1,6 @@
+//go:build race
+
+package executor
+
+// stepSizes are the step budgets under test: the race detector makes the model slow.
+var stepSizes = []int{64}

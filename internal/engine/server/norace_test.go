@@ -1,0 +1,6 @@
+//go:build !race
+
+package server
+
+// sessions of the workload.
+const sessions = 8

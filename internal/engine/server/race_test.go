@@ -1,0 +1,6 @@
+//go:build race
+
+package server
+
+// sessions of the workload: the race detector makes the model slow.
+const sessions = 3
