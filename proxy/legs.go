@@ -54,7 +54,7 @@ type call struct {
 
 // send sends a leg and waits for the header of its answer.
 func (x *exchange) send(ctx context.Context, c call) (*wire.Response, error) {
-	h := make([]wire.Field, 0, 8)
+	h := make([]wire.Field, 0, 10)
 	add := func(name, value string) { h = append(h, wire.Field{Name: name, Value: value}) }
 	add("Content-Type", "application/json")
 	add("X-Request-Id", c.id)
@@ -72,6 +72,7 @@ func (x *exchange) send(ctx context.Context, c call) (*wire.Response, error) {
 	if c.leg != route.LegPrefill && c.target.Ranks > 1 {
 		add("X-data-parallel-rank", strconv.Itoa(int(c.target.Rank)))
 	}
+	h = x.trace.fields(h)
 	for _, name := range sortedKeys(c.headers) {
 		add(name, c.headers[name])
 	}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
-	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"io"
@@ -53,6 +52,7 @@ type exchange struct {
 	key     route.SessionKey
 	turn    *route.Turn
 
+	trace  traceContext
 	path   string        // of the legs under way
 	cont   *continuation // nil when the answer cannot be continued
 	resume bool          // the answer is to be continued
@@ -71,6 +71,7 @@ func (p *Proxy) turn(at endpoint) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		x := &exchange{p: p, w: w, r: r, at: at, path: at.path, start: time.Now(), outcome: route.Outcome{Result: route.Failed}}
 		x.id = requestID(r.Header.Get("X-Request-Id"))
+		x.trace = newTraceContext(r.Header.Get("Traceparent"), r.Header.Get("Tracestate"))
 		x.out = answer{w: w, flush: http.NewResponseController(w), timeout: p.cfg.ClientTimeout}
 		w.Header().Set("X-Request-Id", x.id)
 		var problem *openai.Error
@@ -336,12 +337,13 @@ func (x *exchange) finish() {
 		m.tokens.WithLabelValues("suffix").Add(float64(max(x.outcome.PromptTokens-x.outcome.CachedTokens, 0)))
 	}
 	x.line.Event, x.line.RequestID, x.line.Session = "route", x.id, printable(x.session, 128)
+	x.line.Trace = x.trace.trace
 	x.line.Status, x.line.Millis = status, millis(now.Sub(x.start))
 	x.line.Prompt, x.line.Cached = x.outcome.PromptTokens, x.outcome.CachedTokens
 	x.p.trace.write(x.line)
 	x.p.last.note(now, &x.line, x.outcome.OutputTokens)
 	if x.p.cfg.AccessLog {
-		x.p.cfg.Logger.Info("request", "id", x.id, "path", x.at.path, "status", status, "route", x.line.Route, "reason", x.line.Reason,
+		x.p.cfg.Logger.Info("request", "id", x.id, "trace", x.trace.trace, "path", x.at.path, "status", status, "route", x.line.Route, "reason", x.line.Reason,
 			"decoder", x.line.Decoder, "rank", x.line.Rank, "prompt_tokens", x.line.Prompt, "cached_tokens", x.line.Cached, "output_tokens", x.outcome.OutputTokens,
 			"ttft_ms", x.line.FirstMillis, "took", now.Sub(x.start))
 	}
@@ -363,9 +365,7 @@ func requestID(given string) string {
 			return given
 		}
 	}
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return hex.EncodeToString(b[:])
+	return randomHex(16)
 }
 
 // scopedSession is the session id that the engine sees: the client's own when

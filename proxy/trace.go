@@ -35,6 +35,7 @@ type RouteTrace struct {
 	FirstMillis float64    `json:"ttft_ms"`  // until the first output; 0 when none came
 	Millis      float64    `json:"total_ms"` // until the end
 	FellMillis  float64    `json:"fallback_ms,omitempty"`
+	Trace       string     `json:"trace_id"` // of the W3C trace context on all legs
 	Legs        []LegTrace `json:"legs"`
 }
 
