@@ -38,6 +38,8 @@ With --preset:
   append-prefill  the published Decoder Append-Prefill experiment: 90 sessions of
                   three turns, one Prefiller, a Decoder of two ranks
   shared-prompt   the same with a system prompt that all sessions share
+  tails           arrivals with imported KV at one Decoder: the steps that each
+                  policy of graph classification loses to their prompt tails
 
 With --trace FILE a recorded trace is played through a cluster of the given size,
 once for each profile:
@@ -74,12 +76,14 @@ func (f *simFlags) run(out, errs io.Writer) error {
 		return errors.New("--preset and --trace contradict each other: a preset brings its own workload")
 	case f.trace != "":
 		return f.playTrace(out, errs)
+	case f.preset == "tails":
+		return f.playTails(out)
 	case f.preset == "":
 		f.preset = "append-prefill"
 	}
 	run, ok := map[string]func() (*sim.Report, error){"append-prefill": sim.AppendPrefill, "shared-prompt": sim.SharedPrompt}[f.preset]
 	if !ok {
-		return fmt.Errorf("preset %q is unknown: there are append-prefill and shared-prompt", f.preset)
+		return fmt.Errorf("preset %q is unknown: there are append-prefill, shared-prompt and tails", f.preset)
 	}
 	rep, err := run()
 	if err != nil {
