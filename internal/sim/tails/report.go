@@ -14,6 +14,8 @@ type Point struct {
 	Name      string        `json:"policy"`
 	K         int           `json:"k"`
 	Padded    bool          `json:"padded"`
+	Left      int           `json:"prompt_tokens_left"`
+	Hold      int32         `json:"held_back_steps"`
 	Full      float64       `json:"full_steps"`
 	NonFull   float64       `json:"non_full_steps"`
 	Admitting float64       `json:"admitting_steps"`
@@ -21,6 +23,7 @@ type Point struct {
 	Predicted float64       `json:"predicted_share"` // under a policy that loses a step per arrival
 	TPOT      float64       `json:"mean_tpot_s"`
 	P99ITL    float64       `json:"p99_itl_s"`
+	TTFT      float64       `json:"median_ttft_s"` // from arrival at the decoder
 }
 
 // Rates are the arrivals per second of the published table.
@@ -40,6 +43,8 @@ func Mean(rate float64, seeds int, set func(*Config)) (Point, error) {
 			return Point{}, err
 		}
 		n := float64(seeds)
+		p.Left, p.Hold = max(c.Left, 1), c.Hold
+		p.TTFT += r.TTFT / n
 		full := r.Counts.Modes[graphs.Full]
 		p.Rate, p.Policy, p.Name, p.K, p.Padded = rate, c.Graphs.Policy, c.Graphs.Policy.String(), c.Graphs.K, c.Padding == PadTails && c.Graphs.K > 0
 		p.Full += float64(full) / n
@@ -53,8 +58,9 @@ func Mean(rate float64, seeds int, set func(*Config)) (Point, error) {
 	return p, nil
 }
 
-// Table runs every rate under every policy without speculation, and the
-// speculative widths with and without padding under the default policy.
+// Table runs every rate under every policy without speculation, and under the
+// default policy the speculative widths with and without padding, and prompts
+// of which two tokens are not imported, computed at once and held back.
 func Table(seeds int) ([]Point, error) {
 	var out []Point
 	add := func(rate float64, set func(*Config)) error {
@@ -76,27 +82,37 @@ func Table(seeds int) ([]Point, error) {
 			}
 		}
 	}
+	for _, hold := range []int32{0, 2} {
+		if err := add(16, func(c *Config) { c.Left, c.Hold = 2, hold }); err != nil {
+			return nil, err
+		}
+	}
 	return out, nil
 }
 
 // Text formats points as a table.
 func Text(points []Point) string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "%6s  %-22s  %1s  %-7s  %10s  %9s  %9s  %10s  %9s  %8s\n",
-		"req/s", "policy", "K", "tails", "FULL steps", "non-FULL", "share", "mean TPOT", "p99 ITL", "expected")
+	fmt.Fprintf(&s, "%6s  %-22s  %1s  %-8s  %10s  %9s  %9s  %10s  %9s  %8s  %8s\n",
+		"req/s", "policy", "K", "tails", "FULL steps", "non-FULL", "share", "mean TPOT", "p99 ITL", "TTFT", "expected")
 	for _, p := range points {
 		tails, expected := "plain", "-"
 		if p.K > 0 {
 			tails = "left"
 		}
-		if p.Padded {
+		switch {
+		case p.Padded:
 			tails = "padded"
+		case p.Left > 1 && p.Hold > 1:
+			tails = "2, held"
+		case p.Left > 1:
+			tails = "2 tokens"
 		}
 		if p.NonFull > 0 {
 			expected = fmt.Sprintf("%.2f %%", 100*p.Predicted)
 		}
-		fmt.Fprintf(&s, "%6.0f  %-22s  %d  %-7s  %10.0f  %9.0f  %7.2f %%  %7.2f ms  %6.2f ms  %8s\n",
-			p.Rate, p.Name, p.K, tails, p.Full, p.NonFull, 100*p.Share, 1e3*p.TPOT, 1e3*p.P99ITL, expected)
+		fmt.Fprintf(&s, "%6.0f  %-22s  %d  %-8s  %10.0f  %9.0f  %7.2f %%  %7.2f ms  %6.2f ms  %5.2f ms  %8s\n",
+			p.Rate, p.Name, p.K, tails, p.Full, p.NonFull, 100*p.Share, 1e3*p.TPOT, 1e3*p.P99ITL, 1e3*p.TTFT, expected)
 	}
 	return s.String()
 }

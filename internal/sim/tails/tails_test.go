@@ -177,11 +177,11 @@ func TestValidate(t *testing.T) {
 func TestTable(t *testing.T) {
 	points, err := Table(1)
 	require.NoError(t, err)
-	require.Len(t, points, 4*5+6)
+	require.Len(t, points, 4*5+6+2)
 	text := Text(points)
 	require.Contains(t, text, "strict")
 	require.Equal(t, len(points)+1, strings.Count(text, "\n"))
 	for _, p := range points {
-		require.Equal(t, p.Policy == graphs.Strict || p.K > 0 && !p.Padded, p.NonFull > 0, "%+v", p)
+		require.Equal(t, p.Policy == graphs.Strict || p.K > 0 && !p.Padded || p.Left > 1, p.NonFull > 0, "%+v", p)
 	}
 }
