@@ -18,7 +18,7 @@ const (
 	// Bounds of the scale: beyond them the run would be over before a queue can
 	// be seen, or take too long.
 	scaleLow  = 0.2
-	scaleHigh = 1.5
+	scaleHigh = 3
 
 	controlSessions    = 20
 	controlConcurrency = 4

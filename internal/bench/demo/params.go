@@ -25,7 +25,7 @@ type Params struct {
 // Default is the run of `make run`: sized so that the Prefiller is the
 // bottleneck, and that a session that pauses for long finds its KV evicted.
 // A session occupies about 165 blocks at its end, so a rank of the Decoder
-// holds a little over five; between the second turn of a session with a long
+// holds a little over four; between the second turn of a session with a long
 // pause and its third, about twelve others pass over the same rank.
 func Default() Params {
 	return Params{
@@ -33,12 +33,12 @@ func Default() Params {
 			Name: "append-prefill-demo", Seed: 20261123, Content: workload.Text,
 			Sessions: 30, Turns: 3, First: workload.Range{Low: 2200, High: 2600}, Next: workload.Range{Low: 30, High: 60},
 			Arrival: 7 * time.Second, Think: 200 * time.Millisecond, MaxTokens: 32,
-			LongPauses: 10, LongPause: 7 * time.Second, LongTurn: 2,
+			LongPauses: 10, LongPause: 8 * time.Second, LongTurn: 2,
 		},
 		Cluster: up.Cluster{
 			Port:      9000,
 			Prefiller: up.Engine{Caching: up.NoCaching, MaxSeqs: 1, StepLimit: 512, MaxLen: 4096, Workers: 1},
-			Decoder:   up.Engine{Ranks: 2, Blocks: 870, MaxSeqs: 16, StepLimit: 256, MaxLen: 4096, Workers: 1, Extra: []string{"--enable-kv-noise"}},
+			Decoder:   up.Engine{Ranks: 2, Blocks: 720, MaxSeqs: 16, StepLimit: 256, MaxLen: 4096, Workers: 1, Extra: []string{"--enable-kv-noise"}},
 		},
 		Alone:        up.Engine{Caching: up.NoCaching, Blocks: 4096, MaxSeqs: 16, StepLimit: 512, MaxLen: 4096},
 		Model:        "builtin",
