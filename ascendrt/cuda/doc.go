@@ -1,0 +1,40 @@
+// Package cuda is the NVIDIA backend of ascendrt: a thin wrapper over the CUDA
+// driver API, NVRTC, cuBLASLt and NCCL.
+//
+// Nothing is linked and no vendor SDK is needed to build: the libraries are
+// opened at first use, each driver symbol at the version whose signature abi.h
+// declares. What is absent is named in Backend.Probe's report and answers
+// ErrUnsupported when it is used. The search order is the library's soname (so
+// LD_LIBRARY_PATH and the loader's cache), then $CUDA_HOME/lib64 and the usual
+// places below /usr/local/cuda. SLUICE_CUDA_LIB, SLUICE_NVRTC_LIB,
+// SLUICE_CUBLASLT_LIB and SLUICE_NCCL_LIB name a file that is tried first.
+//
+// No caller thinks of threads: each call is one crossing into C that makes the
+// device's primary context current, does its work and brings the error back.
+// Submit replays a whole buffer in one crossing, Capture does begin, replay,
+// end and instantiation in one. Completion is a word in pinned memory that the
+// device writes behind each submission: Done reads it without a crossing, and
+// Wait spins on it briefly (OpenOptions.WaitSpin, 50 µs by default), then polls
+// it in C in slices of 2 ms.
+//
+// The named operations are kernels of this package (kernels.cu), compiled by
+// NVRTC at the first Plan and kept in a disk cache, keyed by source, options,
+// architecture and compiler version. They compute the bits of docs/numerics.md;
+// a matmul planned with SumFree goes to cuBLASLt instead.
+//
+// A sticky fault (an illegal address, a trap, an ECC error) loses the device:
+// the driver answers every later call of the process with the same error, so
+// the process must be restarted. Every method then answers ErrDeviceLost
+// without a driver call.
+//
+// Goroutines: none. Without cgo, or on another system than Linux, the package
+// builds and reports that it cannot work.
+package cuda
+
+const name = "cuda"
+
+// Backend is the CUDA runtime.
+type Backend struct{}
+
+// Name is "cuda".
+func (Backend) Name() string { return name }

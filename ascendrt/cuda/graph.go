@@ -1,0 +1,303 @@
+//go:build cgo && linux
+
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
+)
+
+type graphState struct {
+	graph   graphPtr
+	exec    execPtr
+	count   int
+	streams int
+
+	mu      sync.Mutex
+	closed  bool
+	targets map[ascendrt.OpRef]*target
+	allocs  []*alloc // pinned by the capture
+	last    []ascendrt.Point
+}
+
+// target is an updatable command.
+type target struct {
+	node   nodePtr // nil: the command did nothing
+	op     *opState
+	ws     ascendrt.View
+	args   []ascendrt.Tensor
+	record []uint64 // the launch as it is
+	allocs []*alloc // pinned by updates
+}
+
+type graph struct {
+	d       *device
+	state   *graphState
+	ref     ascendrt.Ref
+	cleanup runtime.Cleanup
+}
+
+var _ ascendrt.Graph = (*graph)(nil)
+
+// launched notes the point behind which the graph is idle.
+func (g *graphState) launched(p ascendrt.Point) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for i := range g.last {
+		if g.last[i].Stream == p.Stream {
+			g.last[i] = p
+			return
+		}
+	}
+	g.last = append(g.last, p)
+}
+
+func (d *device) Capture(st ascendrt.Stream, c *ascendrt.Commands, o ascendrt.CaptureOptions) (ascendrt.Graph, error) {
+	if err := d.alive(); err != nil {
+		return nil, err
+	}
+	s, ok := st.(*stream)
+	if !ok || s.d != d {
+		return nil, invalid("capture", "the stream is of another device", ascendrt.ErrInvalid)
+	}
+	d.life.RLock()
+	defer d.life.RUnlock()
+	if _, ok := handles.Lookup[*stream](&d.refs, s.ref); !ok {
+		return nil, invalid("capture", "the stream was closed before", ascendrt.ErrClosed)
+	}
+	external := func(ref ascendrt.Ref) bool {
+		e, ok := lookupEvent(d, ref)
+		return ok && e.kind == ascendrt.EventExternal
+	}
+	if err := ascendrt.CheckCapture(c, name, s.ref, external); err != nil {
+		return nil, err
+	}
+	t := &translator{}
+	t.reset(d, s, capturing)
+	t.updatable, t.nodes = o.Updatable, make([]int, len(o.Updatable))
+	if _, err := t.translate(c); err != nil {
+		return nil, err
+	}
+	g := &graphState{streams: len(t.streams), targets: map[ascendrt.OpRef]*target{}, allocs: t.allocs}
+	if err := g.findTargets(d, c, o.Updatable); err != nil {
+		return nil, err
+	}
+	if err := d.take(&d.ngraphs, d.opts.MaxGraphs, "capture"); err != nil {
+		return nil, err
+	}
+	if err := d.captureInto(g, s, t, o); err != nil {
+		d.give(&d.ngraphs)
+		return nil, err
+	}
+	for _, a := range g.allocs {
+		a.graphs.Add(1)
+	}
+	h := &graph{d: d, state: g}
+	h.ref = d.refs.Add(g)
+	h.cleanup = runtime.AddCleanup(h, d.leak, leaked{what: "graph"})
+	return h, nil
+}
+
+// findTargets keeps what an update needs to translate a command again.
+func (g *graphState) findTargets(d *device, c *ascendrt.Commands, refs []ascendrt.OpRef) error {
+	for r := range ascendrt.Records(c.Words()) {
+		ref := ascendrt.OpRef(r.Index)
+		if !slices.Contains(refs, ref) {
+			continue
+		}
+		x := &target{}
+		switch r.Kind {
+		case ascendrt.KindOp:
+			var err error
+			if x.op, err = handle[*opState](d, r.A[0], "operation"); err != nil {
+				return err
+			}
+			x.ws = ascendrt.View{Addr: ascendrt.Addr(r.A[1]), Len: int(r.A[2]), Max: int(r.A[2])}
+			for i := range int(r.A[3]) {
+				x.args = append(x.args, ascendrt.DecodeTensor(r.Payload[i*ascendrt.TensorWords:]))
+			}
+		case ascendrt.KindLaunch:
+		default:
+			return invalid("capture", "updatable command "+strconv.Itoa(r.Index)+" is no operation", ascendrt.ErrInvalid)
+		}
+		g.targets[ref] = x
+	}
+	for _, ref := range refs {
+		if g.targets[ref] == nil {
+			return invalid("capture", "updatable command "+strconv.Itoa(int(ref))+" is not in the buffer", ascendrt.ErrInvalid)
+		}
+	}
+	return nil
+}
+
+// captureInto makes the driver's graph under the locks of all streams in it.
+func (d *device) captureInto(g *graphState, s *stream, t *translator, o ascendrt.CaptureOptions) (err error) {
+	locked := slices.Clone(t.streams)
+	slices.SortFunc(locked, func(a, b *stream) int { return int(int64(a.ref) - int64(b.ref)) })
+	for _, x := range locked {
+		x.submit.Lock()
+	}
+	defer func() {
+		for _, x := range locked {
+			x.submit.Unlock()
+		}
+	}()
+	nodes := make([]nodePtr, len(o.Updatable))
+	if g.graph, g.exec, g.count, err = d.captureGraph(s.raw, t.words, o.Upload == ascendrt.UploadNow, nodes); err != nil {
+		var e *ascendrt.Error
+		if errors.As(err, &e) && e.Class == ascendrt.ErrInvalid {
+			e.Class = ascendrt.ErrCapture // the shape runs eagerly from now on
+		}
+		return err
+	}
+	for i, ref := range o.Updatable {
+		if at := t.nodes[i]; at > 0 {
+			x := g.targets[ref]
+			x.node = nodes[i]
+			n := recWords + int(t.words[at-1]>>32)
+			x.record = slices.Clone(t.words[at-1 : at-1+n])
+		}
+	}
+	return nil
+}
+
+func (g *graph) Ref() ascendrt.Ref { return g.ref }
+
+func (g *graph) Info() ascendrt.GraphInfo {
+	return ascendrt.GraphInfo{Nodes: g.state.count, Streams: g.state.streams}
+}
+
+// Update translates each changed command again and sets the parameters of its
+// node. The driver applies them to later launches only.
+func (g *graph) Update(u []ascendrt.Slot) error {
+	d, s := g.d, g.state
+	if err := d.alive(); err != nil {
+		return err
+	}
+	d.life.RLock()
+	defer d.life.RUnlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return invalid("graph update", "the graph was closed before", ascendrt.ErrClosed)
+	}
+	next := map[ascendrt.OpRef]*target{}
+	var order []ascendrt.OpRef
+	for _, v := range u {
+		x := next[v.Op]
+		if x == nil {
+			old := s.targets[v.Op]
+			if old == nil {
+				return invalid("graph update", "command "+strconv.Itoa(int(v.Op))+" was not captured as updatable", ascendrt.ErrGraphUpdate)
+			}
+			c := *old
+			c.args, c.record = slices.Clone(c.args), slices.Clone(c.record)
+			x = &c
+			next[v.Op] = x
+			order = append(order, v.Op)
+		}
+		if err := x.set(v); err != nil {
+			return invalid("graph update", fmt.Sprintf("command %d: %v", v.Op, err), ascendrt.ErrGraphUpdate)
+		}
+	}
+	for _, ref := range order {
+		if err := next[ref].again(d); err != nil {
+			return invalid("graph update", fmt.Sprintf("command %d: %v", ref, err), ascendrt.ErrGraphUpdate)
+		}
+	}
+	for _, ref := range order {
+		x := next[ref]
+		if x.node == nil {
+			continue
+		}
+		if err := d.updateNode(s.exec, x.node, x.record); err != nil {
+			return err
+		}
+		for _, a := range s.targets[ref].allocs {
+			a.graphs.Add(-1)
+		}
+		for _, a := range x.allocs {
+			a.graphs.Add(1)
+		}
+		s.targets[ref] = x
+	}
+	return nil
+}
+
+// set applies one slot value.
+func (x *target) set(v ascendrt.Slot) error {
+	if x.op == nil { // a raw launch: slots are its argument words
+		if len(v.I64) != 1 || v.Slot < 0 || recWords+v.Slot >= len(x.record) {
+			return fmt.Errorf("a launch has %d argument words; slot %d takes one value", max(0, len(x.record)-recWords), v.Slot)
+		}
+		x.record[recWords+v.Slot] = uint64(v.I64[0])
+		return nil
+	}
+	infos := x.op.slots
+	if v.Slot < 0 || v.Slot >= len(infos) {
+		return fmt.Errorf("slot %d does not exist", v.Slot)
+	}
+	if infos[v.Slot].Kind != ascendrt.SlotAddr {
+		return fmt.Errorf("slot %s: this device reads its tensor; no values are taken", infos[v.Slot].Name)
+	}
+	t := &x.args[v.Slot-(len(infos)-len(x.args))]
+	if !v.Addr.Valid() || v.Addr.Len < t.Bytes() {
+		return fmt.Errorf("slot %s: the new place is shorter than the tensor", infos[v.Slot].Name)
+	}
+	t.View = v.Addr
+	return nil
+}
+
+// again translates an operation with its new arguments.
+func (x *target) again(d *device) error {
+	if x.op == nil {
+		return nil
+	}
+	t := &translator{}
+	t.reset(d, nil, capturing)
+	if err := t.op(x.op, x.ws, x.args); err != nil {
+		return err
+	}
+	if x.node != nil && (len(t.words) < recWords || uint32(t.words[0]) != recLaunch) {
+		return errors.New("the operation is no single kernel")
+	}
+	x.record, x.allocs = t.words, t.allocs
+	return nil
+}
+
+func (g *graph) Close() error {
+	d, s := g.d, g.state
+	d.life.Lock() // no submission is about to launch it
+	defer d.life.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	g.cleanup.Stop()
+	if d.closed.Load() {
+		return nil
+	}
+	for _, a := range s.allocs {
+		a.graphs.Add(-1)
+	}
+	for _, x := range s.targets {
+		for _, a := range x.allocs {
+			a.graphs.Add(-1)
+		}
+	}
+	d.refs.Remove(g.ref)
+	d.give(&d.ngraphs)
+	if d.lostError() == nil {
+		d.later(s.last, func() { d.graphFree(s.graph, s.exec) })
+	}
+	return nil
+}

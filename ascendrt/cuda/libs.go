@@ -1,0 +1,251 @@
+//go:build cgo && linux
+
+package cuda
+
+/*
+#include <stdlib.h>
+#include "shim.h"
+
+#cgo nocallback sl_compile
+#cgo noescape sl_lt_new
+#cgo nocallback sl_lt_new
+#cgo noescape sl_lt_free
+#cgo nocallback sl_lt_free
+#cgo noescape sl_lt_plan_new
+#cgo nocallback sl_lt_plan_new
+#cgo noescape sl_lt_plan_free
+#cgo nocallback sl_lt_plan_free
+#cgo noescape sl_nccl_id_new
+#cgo nocallback sl_nccl_id_new
+#cgo noescape sl_nccl_init
+#cgo nocallback sl_nccl_init
+#cgo noescape sl_nccl_free
+#cgo nocallback sl_nccl_free
+*/
+import "C"
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+)
+
+// nvrtc compiles a source; the compiler's log is in the error.
+func nvrtc(p ascendrt.Program, opts []string) ([]byte, error) {
+	src, pname := C.CString(string(p.Data)), C.CString(p.Name)
+	defer C.free(unsafe.Pointer(src))
+	defer C.free(unsafe.Pointer(pname))
+	arr := (**C.char)(C.malloc(C.size_t(len(opts)+1) * C.size_t(unsafe.Sizeof(src))))
+	defer C.free(unsafe.Pointer(arr))
+	list := unsafe.Slice(arr, len(opts))
+	for i, o := range opts {
+		list[i] = C.CString(o)
+		defer C.free(unsafe.Pointer(list[i]))
+	}
+	e := newErr()
+	var cubin, log *C.char
+	var size C.size_t
+	rc := C.sl_compile(src, pname, C.int(len(opts)), arr, &cubin, &size, &log, &e)
+	defer C.free(unsafe.Pointer(cubin))
+	defer C.free(unsafe.Pointer(log))
+	if rc != 0 {
+		err := toError(p.Name, &e).(*ascendrt.Error)
+		if log != nil {
+			err.Text += "\n" + strings.TrimSpace(C.GoString(log))
+		}
+		return nil, err
+	}
+	return C.GoBytes(unsafe.Pointer(cubin), C.int(size)), nil
+}
+
+// blas is the device's cuBLASLt handle, made at first use.
+type blas struct {
+	mu     sync.Mutex
+	handle C.sl_lt
+	plans  []*C.sl_lt_plan
+}
+
+const blasWorkspace = 32 << 20
+
+func (b *blas) get(d *device) (C.sl_lt, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.handle != nil {
+		return b.handle, nil
+	}
+	if l := use(libCUBLASLt); !l.ok {
+		return nil, unready("matmul with SumFree", libCUBLASLt, l.problem+": "+advice(libCUBLASLt))
+	}
+	e := newErr()
+	if C.sl_lt_new(d.ctx, &b.handle, &e) != 0 {
+		return nil, d.failed("", &e)
+	}
+	return b.handle, nil
+}
+
+func (b *blas) close(d *device) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, p := range b.plans {
+		C.sl_lt_plan_free(p)
+	}
+	if b.handle != nil {
+		e := newErr()
+		C.sl_lt_free(d.ctx, b.handle, &e)
+	}
+	b.handle, b.plans = nil, nil
+}
+
+type blasShape struct{ rows, xs, ws, ys int }
+
+// planFreeMatmul sends a matmul to cuBLASLt, with one plan per shape, kept for
+// the device's life: graphs may hold them.
+func (d *device) planFreeMatmul(s *opState, m ascendrt.MatmulAttr) error {
+	h, err := d.blas.get(d)
+	if err != nil {
+		return err
+	}
+	s.ws = blasWorkspace
+	var mu sync.Mutex
+	plans := map[blasShape]*C.sl_lt_plan{}
+	number := func(t ascendrt.DType) C.int {
+		if t == ascendrt.BFloat16 {
+			return 14
+		}
+		return 0
+	}
+	var km C.int
+	if m.Weights == ascendrt.WeightsKM {
+		km = 1
+	}
+	s.emit = func(t *translator, ws ascendrt.View, a []ascendrt.Tensor) error {
+		if a[0].Rows() == 0 {
+			return nil
+		}
+		k := blasShape{a[0].Rows(), a[0].Stride(), a[1].Stride(), a[2].Stride()}
+		mu.Lock()
+		defer mu.Unlock()
+		p := plans[k]
+		if p == nil {
+			e := newErr()
+			if C.sl_lt_plan_new(d.ctx, h, number(s.Spec.Type), number(m.OutType), C.int64_t(k.rows), C.int64_t(m.In), C.int64_t(m.Out), km,
+				C.int64_t(k.xs), C.int64_t(k.ws), C.int64_t(k.ys), blasWorkspace, &p, &e) != 0 {
+				return d.failed(fmt.Sprintf("%d rows, %d to %d", k.rows, m.In, m.Out), &e)
+			}
+			plans[k] = p
+			d.blas.mu.Lock()
+			d.blas.plans = append(d.blas.plans, p)
+			d.blas.mu.Unlock()
+		}
+		t.record(recLt, 0, word(unsafe.Pointer(p)), at(&a[0]), at(&a[1]), at(&a[2]), uint64(ws.Addr), blasWorkspace)
+		return nil
+	}
+	return nil
+}
+
+// communicator is a rank of an NCCL group.
+type communicator struct {
+	d          *device
+	raw        C.sl_comm
+	rank, size int
+	ref        ascendrt.Ref
+}
+
+var _ ascendrt.Communicator = (*communicator)(nil)
+
+func (d *device) UniqueID() ([]byte, error) {
+	if err := d.alive(); err != nil {
+		return nil, err
+	}
+	if l := use(libNCCL); !l.ok {
+		return nil, unready("collectives", libNCCL, l.problem+": "+advice(libNCCL))
+	}
+	id := make([]byte, 128)
+	e := newErr()
+	if C.sl_nccl_id_new((*C.uchar)(&id[0]), &e) != 0 {
+		return nil, d.failed("", &e)
+	}
+	return id, nil
+}
+
+func (d *device) NewCommunicator(id []byte, rank, size int) (ascendrt.Communicator, error) {
+	if err := d.alive(); err != nil {
+		return nil, err
+	}
+	if l := use(libNCCL); !l.ok {
+		return nil, unready("collectives", libNCCL, l.problem+": "+advice(libNCCL))
+	}
+	if len(id) != 128 || size < 1 || rank < 0 || rank >= size {
+		return nil, invalid("communicator", fmt.Sprintf("an id of %d bytes, rank %d of %d", len(id), rank, size), ascendrt.ErrInvalid)
+	}
+	c := &communicator{d: d, rank: rank, size: size}
+	e := newErr()
+	if C.sl_nccl_init(d.ctx, (*C.uchar)(&id[0]), C.int(rank), C.int(size), &c.raw, &e) != 0 {
+		return nil, d.failed("", &e)
+	}
+	c.ref = d.refs.Add(c)
+	d.handles.Lock()
+	d.ncomms++
+	d.handles.Unlock()
+	return c, nil
+}
+
+func (c *communicator) Rank() int         { return c.rank }
+func (c *communicator) Size() int         { return c.size }
+func (c *communicator) Ref() ascendrt.Ref { return c.ref }
+
+// Close leaves the group. On a lost device the group is aborted instead, which
+// waits for nobody.
+func (c *communicator) Close() error {
+	d := c.d
+	if d.closed.Load() || !d.refs.Remove(c.ref) {
+		return nil
+	}
+	d.give(&d.ncomms)
+	var abort C.int
+	if d.lostError() != nil {
+		abort = 1
+	}
+	e := newErr()
+	if C.sl_nccl_free(d.ctx, c.raw, abort, &e) != 0 {
+		return d.failed("", &e)
+	}
+	return nil
+}
+
+// collective translates one: types and reductions get NCCL's numbers.
+func (t *translator) collective(r ascendrt.Record) error {
+	c, err := handle[*communicator](t.d, r.A[0], "communicator")
+	if err != nil {
+		return err
+	}
+	typ := ascendrt.DType(r.A[4])
+	number, ok := map[ascendrt.DType]uint64{ascendrt.Uint8: 1, ascendrt.Int32: 2, ascendrt.Int64: 4, ascendrt.Float16: 6, ascendrt.Float32: 7, ascendrt.BFloat16: 9}[typ]
+	if !ok {
+		return fmt.Errorf("type %v: %w", typ, ascendrt.ErrUnsupported)
+	}
+	n := int(r.A[3])
+	if n == 0 {
+		return nil
+	}
+	src, dst := n*typ.Size(), n*typ.Size()
+	kind, last := uint32(recReduce), []uint64{0, 2, 3}[min(r.A[5], 2)]
+	switch r.Kind {
+	case ascendrt.KindGatherAll:
+		kind, last, dst = recGatherAll, 0, dst*c.size
+	case ascendrt.KindAllToAll:
+		kind, last, src, dst = recAllToAll, uint64(c.size), src*c.size, dst*c.size
+	}
+	if _, err := t.memory(r.A[1], src); err != nil {
+		return fmt.Errorf("source: %w", err)
+	}
+	if _, err := t.memory(r.A[2], dst); err != nil {
+		return fmt.Errorf("destination: %w", err)
+	}
+	t.record(kind, 1, word(unsafe.Pointer(c.raw)), r.A[1], r.A[2], uint64(n), number, last)
+	t.words = append(t.words, uint64(typ.Size()))
+	return nil
+}

@@ -1,0 +1,253 @@
+//go:build cgo && linux
+
+package cuda
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+)
+
+// waitSlice is how long one crossing waits at most: between slices the context
+// is looked at.
+const waitSlice = 2 * time.Millisecond
+
+type stream struct {
+	d    *device
+	raw  streamPtr
+	ref  ascendrt.Ref
+	done *uint64 // the device writes here the sequence number that has passed
+	word uint64  // the same place, as the device addresses it
+
+	submit  sync.Mutex // held over a submission: buffers never interleave
+	stopped bool       // under submit
+	freed   bool       // under the device's life: the driver's stream is gone
+	seq     atomic.Uint64
+	counted bool
+}
+
+var _ ascendrt.Stream = (*stream)(nil)
+
+func (d *device) NewStream(o ascendrt.StreamOptions) (ascendrt.Stream, error) {
+	if err := d.alive(); err != nil {
+		return nil, err
+	}
+	if err := d.take(&d.nstreams, d.opts.MaxStreams, "stream"); err != nil {
+		return nil, err
+	}
+	s, err := d.newStream(o)
+	if err != nil {
+		d.give(&d.nstreams)
+		return nil, err
+	}
+	s.counted = true
+	return s, nil
+}
+
+// newStream makes a stream that no limit counts.
+func (d *device) newStream(o ascendrt.StreamOptions) (*stream, error) {
+	page, at, err := d.takeWord()
+	if err != nil {
+		return nil, err
+	}
+	// Higher runs first here; the driver counts down from its lowest priority.
+	s := &stream{d: d, done: page, word: at}
+	if s.raw, err = d.streamNew(max(d.high, d.low-max(0, o.Priority))); err != nil {
+		return nil, err
+	}
+	s.ref = d.refs.Add(s)
+	d.handles.Lock()
+	if d.streams != nil {
+		d.streams[s] = true
+	}
+	d.handles.Unlock()
+	return s, nil
+}
+
+func (s *stream) Ref() ascendrt.Ref { return s.ref }
+
+// Submit translates the buffer, then replays it in one crossing under the locks
+// of all streams it uses, in the order of their refs.
+func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
+	d := s.d
+	if err := d.alive(); err != nil {
+		return ascendrt.Point{}, 0, err
+	}
+	d.life.RLock()
+	defer d.life.RUnlock()
+	t := translators.Get().(*translator)
+	defer translators.Put(t)
+	t.reset(d, s, submitting)
+	n, err := t.translate(c)
+	if err != nil && n == 0 {
+		return ascendrt.Point{}, 0, err
+	}
+	locked := t.locked[:0]
+	locked = append(locked, t.streams...)
+	if len(locked) > 1 {
+		slices.SortFunc(locked, func(a, b *stream) int { return cmp.Compare(a.ref, b.ref) })
+	}
+	t.locked = locked
+	for _, x := range locked {
+		x.submit.Lock()
+	}
+	defer func() {
+		for _, x := range locked {
+			x.submit.Unlock()
+		}
+	}()
+	for _, x := range locked {
+		if x.stopped {
+			return ascendrt.Point{}, 0, invalid("submit", "a stream was closed before", ascendrt.ErrClosed)
+		}
+	}
+	var p ascendrt.Point
+	for i, x := range t.streams {
+		seq := x.seq.Add(1)
+		if i == 0 {
+			p = ascendrt.Point{Stream: s, Seq: seq}
+		}
+		if i > 0 || t.current != s {
+			t.record(recStream, 0, word2(x.raw))
+		}
+		t.record(recSignal, 0, x.word, seq)
+	}
+	for _, g := range t.graphs {
+		g.launched(p)
+	}
+	if rerr := d.replay(s.raw, t.words); rerr != nil {
+		var e *ascendrt.Error
+		if errors.As(rerr, &e) && e.Class != ascendrt.ErrDeviceLost && e.Command >= 0 {
+			n = e.Command
+		}
+		return p, n, rerr
+	}
+	return p, n, err
+}
+
+// Done reads the word; it crosses nothing.
+func (s *stream) Done(seq uint64) bool {
+	return atomic.LoadUint64(s.done) >= seq && s.d.lostError() == nil
+}
+
+// Wait spins on the word, then waits in C by slices.
+func (s *stream) Wait(ctx context.Context, seq uint64) error {
+	d := s.d
+	if err := d.lostError(); err != nil {
+		return err
+	}
+	if atomic.LoadUint64(s.done) >= seq {
+		return nil
+	}
+	if seq > s.seq.Load() {
+		return invalid("wait", "sequence number "+strconv.FormatUint(seq, 10)+" was never submitted", ascendrt.ErrInvalid)
+	}
+	for end := time.Now().Add(d.opts.WaitSpin); time.Now().Before(end); {
+		for range 64 {
+			if atomic.LoadUint64(s.done) >= seq {
+				return nil
+			}
+		}
+	}
+	for {
+		if err := ctx.Err(); err != nil {
+			if errors.Is(err, context.DeadlineExceeded) {
+				return invalid("wait", "sequence number "+strconv.FormatUint(seq, 10)+" is not done", ascendrt.ErrTimeout)
+			}
+			return err
+		}
+		slice := waitSlice
+		if at, ok := ctx.Deadline(); ok {
+			slice = max(0, min(slice, time.Until(at)))
+		}
+		if pollWord(s.done, seq, slice) {
+			return nil
+		}
+		if err := s.check(); err != nil {
+			return err
+		}
+	}
+}
+
+// check looks for the reasons why the word may never come: a loss, or the end
+// of the stream.
+func (s *stream) check() error {
+	if err := s.d.lostError(); err != nil {
+		return err
+	}
+	s.d.life.RLock()
+	defer s.d.life.RUnlock()
+	if s.freed {
+		if s.Done(s.seq.Load()) {
+			return nil
+		}
+		return invalid("wait", "the stream was closed", ascendrt.ErrClosed)
+	}
+	return s.d.streamCheck(s.raw)
+}
+
+// takeWord gives a word for a new stream. Words are never reused: another
+// stream may still be asked to wait for one.
+func (d *device) takeWord() (*uint64, uint64, error) {
+	d.internals.Lock()
+	defer d.internals.Unlock()
+	if n := len(d.pages); n == 0 || d.nextWord == pageWords {
+		page, dev, err := d.newWords()
+		if err != nil {
+			return nil, 0, err
+		}
+		d.pages = append(d.pages, wordPage{page, dev})
+		d.nextWord = 0
+	}
+	p := d.pages[len(d.pages)-1]
+	i := d.nextWord
+	d.nextWord++
+	return &p.words[i], p.dev + uint64(8*i), nil
+}
+
+func (s *stream) Close() error {
+	if s.d.closed.Load() || !s.d.refs.Remove(s.ref) {
+		return nil
+	}
+	return s.finish()
+}
+
+// end closes a stream of our own.
+func (s *stream) end() {
+	if s.d.refs.Remove(s.ref) {
+		_ = s.finish() // it carries nothing that anybody waits for
+	}
+}
+
+func (s *stream) finish() error {
+	d := s.d
+	s.submit.Lock()
+	s.stopped = true
+	s.submit.Unlock()
+	err := s.Wait(context.Background(), s.seq.Load())
+	d.handles.Lock()
+	delete(d.streams, s)
+	if s.counted {
+		d.nstreams--
+	}
+	d.handles.Unlock()
+	if err != nil {
+		return err
+	}
+	d.reap()
+	d.life.Lock()
+	defer d.life.Unlock()
+	if d.closed.Load() {
+		return nil
+	}
+	s.freed = true
+	d.streamFree(s.raw)
+	return nil
+}

@@ -1,0 +1,315 @@
+//go:build cgo && linux
+
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"unsafe"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
+)
+
+// translator turns the records of a buffer, with our handles and checked
+// ranges, into records with the driver's pointers, which C replays.
+type translator struct {
+	d       *device
+	mode    mode
+	words   []uint64
+	streams []*stream // used ones, the submitting one first
+	locked  []*stream
+	current *stream
+	graphs  []*graphState
+	index   int
+	slots   [][]int64
+
+	// Of a capture only.
+	updatable []ascendrt.OpRef
+	nodes     []int // by updatable: 1 + place of its node's record, 0 if it has none
+	allocs    []*alloc
+	args      []ascendrt.Tensor
+}
+
+type mode uint8
+
+const (
+	submitting mode = iota
+	capturing
+)
+
+var translators = sync.Pool{New: func() any { return new(translator) }}
+
+func (t *translator) reset(d *device, s *stream, m mode) {
+	*t = translator{d: d, mode: m, words: t.words[:0], streams: append(t.streams[:0], s), locked: t.locked[:0], current: s,
+		graphs: t.graphs[:0], slots: t.slots[:0], args: t.args[:0]}
+}
+
+// record appends a translated record of up to six header words.
+func (t *translator) record(kind uint32, payload int, a ...uint64) {
+	var h [recWords]uint64
+	h[0] = uint64(kind) | uint64(payload)<<32
+	h[1] = uint64(uint32(t.index))
+	copy(h[2:], a)
+	t.words = append(t.words, h[:]...)
+}
+
+// launch appends a kernel launch with 8-byte parameters.
+func (t *translator) launch(k *kernel, grid [3]int, block, shared int, params ...uint64) error {
+	if grid[0] <= 0 || grid[1] <= 0 || grid[2] <= 0 {
+		return nil // nothing to do
+	}
+	if grid[0] > 1<<31-1 || grid[1] > 65535 || grid[2] > 65535 {
+		return fmt.Errorf("a grid of %v blocks is larger than the device takes: %w", grid, ascendrt.ErrInvalid)
+	}
+	t.record(recLaunch, len(params), word(unsafe.Pointer(k.fn)), uint64(grid[0])|uint64(grid[1])<<32,
+		uint64(grid[2])|uint64(block)<<32, 1|1<<32, uint64(shared), uint64(8*len(params)))
+	t.words = append(t.words, params...)
+	return nil
+}
+
+// translate works up to the first wrong command; n is its index, the number of
+// commands if there is none.
+func (t *translator) translate(c *ascendrt.Commands) (n int, err error) {
+	stop, wrong := c.ErrorAt()
+	for r := range ascendrt.Records(c.Words()) {
+		if wrong != nil && r.Index == stop {
+			return stop, wrong
+		}
+		t.index = r.Index
+		before, node := len(t.words), slices.Index(t.updatable, ascendrt.OpRef(r.Index))
+		if err := t.one(r); err != nil {
+			t.words = t.words[:before]
+			return r.Index, t.commandError(r, err)
+		}
+		if node >= 0 && len(t.words) > before {
+			if r.Kind != ascendrt.KindOp && r.Kind != ascendrt.KindLaunch || uint32(t.words[before]) != recLaunch {
+				return r.Index, t.commandError(r, fmt.Errorf("the command cannot be updated: %w", ascendrt.ErrInvalid))
+			}
+			t.words[before+1] |= uint64(node+1) << 32
+			t.nodes[node] = before + 1
+		}
+	}
+	return c.Len(), wrong
+}
+
+func (t *translator) commandError(r ascendrt.Record, err error) error {
+	var e *ascendrt.Error
+	if errors.As(err, &e) {
+		return err
+	}
+	class := ascendrt.ErrInvalid
+	for _, c := range []error{ascendrt.ErrClosed, ascendrt.ErrUnsupported, ascendrt.ErrCapture} {
+		if errors.Is(err, c) {
+			class = c
+		}
+	}
+	return &ascendrt.Error{Backend: name, Call: r.Kind.String(), Text: err.Error(), Command: r.Index, Class: class}
+}
+
+func handle[T any](d *device, ref uint64, what string) (T, error) {
+	v, ok := handles.Lookup[T](&d.refs, ascendrt.Ref(ref))
+	if !ok {
+		return v, fmt.Errorf("the %s was closed, or is of another device: %w", what, ascendrt.ErrClosed)
+	}
+	return v, nil
+}
+
+func lookupEvent(d *device, ref ascendrt.Ref) (*eventState, bool) {
+	return handles.Lookup[*eventState](&d.refs, ref)
+}
+
+// memory checks a range and notes its allocation for a capture.
+func (t *translator) memory(addr uint64, n int) (*alloc, error) {
+	a, err := t.d.find(addr, n)
+	if err == nil && t.mode == capturing {
+		t.allocs = append(t.allocs, a)
+	}
+	return a, err
+}
+
+func (t *translator) one(r ascendrt.Record) error {
+	if len(t.slots) > 0 && r.Kind != ascendrt.KindOp && r.Kind != ascendrt.KindSlot {
+		return fmt.Errorf("slot values stand before a command without slots: %w", ascendrt.ErrInvalid)
+	}
+	d := t.d
+	switch r.Kind {
+	case ascendrt.KindCopy:
+		return t.copy(r.A[0], r.A[1], int(r.A[2]))
+	case ascendrt.KindCopyBatch:
+		return t.batch(r.Payload)
+	case ascendrt.KindFill:
+		if r.A[1] == 0 {
+			return nil
+		}
+		if _, err := t.memory(r.A[0], int(r.A[1])); err != nil {
+			return err
+		}
+		t.record(recFill, 0, r.A[0], r.A[1], r.A[2])
+	case ascendrt.KindSlot:
+		return t.slot(r)
+	case ascendrt.KindOp:
+		o, err := handle[*opState](d, r.A[0], "operation")
+		if err != nil {
+			return err
+		}
+		t.args = t.args[:0]
+		for i := range int(r.A[3]) {
+			t.args = append(t.args, ascendrt.DecodeTensor(r.Payload[i*ascendrt.TensorWords:]))
+		}
+		ws := ascendrt.View{Addr: ascendrt.Addr(r.A[1]), Len: int(r.A[2]), Max: int(r.A[2])}
+		err = t.op(o, ws, t.args)
+		t.slots = t.slots[:0]
+		return err
+	case ascendrt.KindLaunch:
+		return t.raw(r)
+	case ascendrt.KindRecord, ascendrt.KindWaitEvent:
+		e, err := handle[*eventState](d, r.A[0], "event")
+		if err != nil {
+			return err
+		}
+		var flags uint64
+		if t.mode == capturing && e.kind == ascendrt.EventExternal {
+			flags = 1
+		}
+		kind := uint32(recRecord)
+		if r.Kind == ascendrt.KindWaitEvent {
+			kind = recWait
+		}
+		t.record(kind, 0, word(unsafe.Pointer(e.raw)), flags)
+	case ascendrt.KindWaitPoint:
+		return t.waitPoint(r)
+	case ascendrt.KindStream:
+		s, err := handle[*stream](d, r.A[0], "stream")
+		if err != nil {
+			return err
+		}
+		if !slices.Contains(t.streams, s) {
+			t.streams = append(t.streams, s)
+		}
+		t.current = s
+		t.record(recStream, 0, word2(s.raw))
+	case ascendrt.KindGraph:
+		g, err := handle[*graphState](d, r.A[0], "graph")
+		if err != nil {
+			return err
+		}
+		t.graphs = append(t.graphs, g)
+		t.record(recGraph, 0, word(unsafe.Pointer(g.exec)))
+	case ascendrt.KindReduce, ascendrt.KindGatherAll, ascendrt.KindAllToAll:
+		return t.collective(r)
+	default:
+		return fmt.Errorf("the cuda backend has no such command: %w", ascendrt.ErrUnsupported)
+	}
+	return nil
+}
+
+func (t *translator) slot(r ascendrt.Record) error {
+	i := int(r.A[0])
+	if i >= 32 {
+		return fmt.Errorf("slot %d does not exist: %w", i, ascendrt.ErrInvalid)
+	}
+	for len(t.slots) <= i {
+		t.slots = append(t.slots, nil)
+	}
+	t.slots[i] = make([]int64, len(r.Payload))
+	for k, v := range r.Payload {
+		t.slots[i][k] = int64(v)
+	}
+	return nil
+}
+
+func (t *translator) waitPoint(r ascendrt.Record) error {
+	if r.A[0] == 0 {
+		return nil
+	}
+	s, err := handle[*stream](t.d, r.A[0], "stream of the point")
+	if err != nil {
+		return err
+	}
+	if r.A[1] > s.seq.Load() {
+		return fmt.Errorf("the point was never submitted: %w", ascendrt.ErrInvalid)
+	}
+	if s != t.current {
+		t.record(recWaitWord, 0, s.word, r.A[1])
+	}
+	return nil
+}
+
+func (t *translator) copy(dst, src uint64, n int) error {
+	if n == 0 {
+		return nil
+	}
+	kind, err := t.direction(dst, src, n)
+	if err != nil {
+		return err
+	}
+	t.record(kind, 0, dst, src, uint64(n))
+	return nil
+}
+
+func (t *translator) direction(dst, src uint64, n int) (uint32, error) {
+	to, err := t.memory(dst, n)
+	if err != nil {
+		return 0, fmt.Errorf("destination: %w", err)
+	}
+	from, err := t.memory(src, n)
+	if err != nil {
+		return 0, fmt.Errorf("source: %w", err)
+	}
+	if dst < src+uint64(n) && src < dst+uint64(n) {
+		return 0, fmt.Errorf("source and destination overlap: %w", ascendrt.ErrInvalid)
+	}
+	switch {
+	case to.host && from.host:
+		return recCopy, nil
+	case from.host:
+		return recHtoD, nil
+	case to.host:
+		return recDtoH, nil
+	case to.from == fromArena && from.from == fromArena:
+		return recDtoD, nil
+	}
+	return recCopy, nil
+}
+
+func (t *translator) batch(p []uint64) error {
+	var dst, src, size []uint64
+	for ; len(p) >= 4; p = p[4:] {
+		if p[2] == 0 {
+			continue
+		}
+		if _, err := t.direction(p[0], p[1], int(p[2])); err != nil {
+			return err
+		}
+		dst, src, size = append(dst, p[0]), append(src, p[1]), append(size, p[2])
+	}
+	if len(dst) == 0 {
+		return nil
+	}
+	t.record(recBatch, 3*len(dst), uint64(len(dst)))
+	t.words = append(append(append(t.words, dst...), src...), size...)
+	return nil
+}
+
+// raw translates a launch of a program's kernel.
+func (t *translator) raw(r ascendrt.Record) error {
+	k, err := handle[*kernel](t.d, r.A[0], "kernel")
+	if err != nil {
+		return err
+	}
+	if n := int(r.A[5]); k.params > 0 && n != k.params {
+		return fmt.Errorf("kernel %s takes %d bytes of arguments, not %d: %w", k.name, k.params, n, ascendrt.ErrInvalid)
+	}
+	dims := [6]uint32{uint32(r.A[1]), uint32(r.A[1] >> 32), uint32(r.A[2]), uint32(r.A[2] >> 32), uint32(r.A[3]), uint32(r.A[3] >> 32)}
+	for _, v := range dims {
+		if v == 0 {
+			return fmt.Errorf("kernel %s: a grid of %v: %w", k.name, dims, ascendrt.ErrInvalid)
+		}
+	}
+	t.record(recLaunch, len(r.Payload), word(unsafe.Pointer(k.fn)), r.A[1], r.A[2], r.A[3], r.A[4], r.A[5])
+	t.words = append(t.words, r.Payload...)
+	return nil
+}
