@@ -197,15 +197,28 @@ func (s *Static) fill(img *image, t ascendrt.Tensor, values []int32, n int, pad 
 	}
 }
 
+// wholeCopy is the most bytes in front of the tables that are copied as one
+// block: more copies cost more than the bytes behind the used ones.
+const wholeCopy = 32 << 10
+
 // Upload appends the copies of the staged step to the device.
 func (g Staged) Upload(c *ascendrt.Commands) {
 	s := g.s
-	for _, x := range []struct {
-		t ascendrt.Tensor
-		n int
-	}{{s.IDs, g.t}, {s.Positions, g.t}, {s.Slots, g.t}, {s.StateOut, g.t}, {s.Rows, g.r}, {s.StateIn, g.r}, {s.Lens, g.r}, {s.Starts, g.r + 1}, {s.Table, g.r * s.c.TableWidth}} {
-		c.Copy(x.t.View.Slice(0, 4*x.n), g.img.buf.Slice(4*s.offset(x.t), 4*x.n))
+	part := func(t ascendrt.Tensor, n int) {
+		c.Copy(t.View.Slice(0, 4*n), g.img.buf.Slice(4*s.offset(t), 4*n))
 	}
+	part(s.Table, g.r*s.c.TableWidth)
+	if head := 4 * s.offset(s.Table); head <= wholeCopy {
+		c.Copy(s.buf.Slice(0, head), g.img.buf.Slice(0, head))
+		return
+	}
+	for _, t := range []ascendrt.Tensor{s.IDs, s.Positions, s.Slots, s.StateOut} {
+		part(t, g.t)
+	}
+	for _, t := range []ascendrt.Tensor{s.Rows, s.StateIn, s.Lens} {
+		part(t, g.r)
+	}
+	part(s.Starts, g.r+1)
 }
 
 // Submitted says behind which point the image may be written again.

@@ -98,6 +98,27 @@ func TestPaddingValues(t *testing.T) {
 	}
 }
 
+// Many tokens are copied array by array, few as one block: the device sees the
+// same.
+func TestUploadsAgree(t *testing.T) {
+	var want [][]int32
+	for _, tokens := range []int{64, wholeCopy} {
+		s, dev, stream := newTestStatic(t, StaticConfig{MaxTokens: tokens, MaxReqs: 8, TableWidth: 3})
+		g, err := s.Stage(fullBatch(5), graphs.Decision{Mode: graphs.Full, Tokens: 5, Reqs: 5, PaddedTokens: 8, PaddedReqs: 8})
+		require.NoError(t, err)
+		send(t, stream, g)
+		var got [][]int32
+		for _, x := range []ascendrt.Tensor{s.IDs, s.Positions, s.Slots, s.StateOut, s.Rows, s.StateIn, s.Lens} {
+			got = append(got, on(t, dev, stream, x, 8))
+		}
+		got = append(got, on(t, dev, stream, s.Starts, 9), on(t, dev, stream, s.Table, 24))
+		if want == nil {
+			want = got
+		}
+		require.Equal(t, want, got)
+	}
+}
+
 // A dummy batch of fewer rows than the graph has leaves no stale block id or
 // slot behind, at the same addresses as real steps.
 func TestDummyAfterRealStep(t *testing.T) {
