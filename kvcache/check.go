@@ -292,7 +292,7 @@ func (k *checker) order() {
 			k.fail(6, "block %d is in order %x, should be in %x", id, got, want)
 		case got == blockQueued:
 			plain++
-			if e, ok := c.plain.Get(evictKey{b.stamp, BlockID(id)}); !ok || e.block != BlockID(id) {
+			if !c.plain.has(evictKey{b.stamp, BlockID(id)}) {
 				k.fail(6, "block %d is not found in the eviction order", id)
 			}
 		case got == blockLeased:
@@ -302,8 +302,8 @@ func (k *checker) order() {
 			}
 		}
 	}
-	if plain != c.plain.Len() || leased != c.leasedq.Len() {
-		k.fail(6, "%d plain and %d leased entries, should be %d and %d", c.plain.Len(), c.leasedq.Len(), plain, leased)
+	if plain != c.plain.len() || !c.plain.valid() || leased != c.leasedq.Len() {
+		k.fail(6, "%d plain and %d leased entries, should be %d and %d", c.plain.len(), c.leasedq.Len(), plain, leased)
 	}
 	if unheld > 0 && evictable == 0 {
 		k.fail(6, "%d unheld cached blocks and none may be evicted", unheld)

@@ -27,12 +27,6 @@ const (
 
 const stampBits = 56
 
-// evictKey is an entry of the plain eviction order. Stamps are unique.
-type evictKey struct {
-	stamp uint64
-	block BlockID
-}
-
 // leaseKey is an entry of the leased eviction order: the earliest deadline first.
 type leaseKey struct {
 	deadline Time
@@ -50,13 +44,13 @@ type pool struct {
 	cached   int // blocks with a position
 	heldPos  int // blocks with a position and refs > 0
 	releases uint64
-	plain    *btree.BTreeG[evictKey]
+	plain    evictOrder
 	leasedq  *btree.BTreeG[leaseKey]
 }
 
 func (p *pool) init(blocks int) {
 	*p = pool{blocks: make([]block, blocks), unused: 1}
-	p.plain = btree.NewWithFreeListG(32, func(a, b evictKey) bool { return a.stamp < b.stamp }, btree.NewFreeListG[evictKey](1<<12))
+	p.plain = newEvictOrder()
 	p.leasedq = btree.NewWithFreeListG(32, func(a, b leaseKey) bool {
 		if a.deadline != b.deadline {
 			return a.deadline < b.deadline

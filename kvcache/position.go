@@ -53,7 +53,7 @@ func (c *Cache) fix(id BlockID) {
 func (c *Cache) enqueue(id BlockID, b *block, want uint8) {
 	switch want {
 	case blockQueued:
-		c.plain.ReplaceOrInsert(evictKey{b.stamp, id})
+		c.plain.insert(evictKey{b.stamp, id})
 	case blockLeased:
 		c.leasedq.ReplaceOrInsert(leaseKey{c.deadlineOf(b, id), b.stamp, id})
 	}
@@ -63,7 +63,7 @@ func (c *Cache) enqueue(id BlockID, b *block, want uint8) {
 func (c *Cache) unqueue(id BlockID, b *block) {
 	switch {
 	case b.state&blockQueued != 0:
-		c.plain.Delete(evictKey{b.stamp, id})
+		c.plain.remove(evictKey{b.stamp, id})
 	case b.state&blockLeased != 0:
 		c.leasedq.Delete(leaseKey{c.deadlineOf(b, id), b.stamp, id})
 	}
@@ -86,7 +86,9 @@ func (c *Cache) fixTail(nd *node) {
 func (c *Cache) hold(id BlockID) {
 	b := &c.blocks[id]
 	if b.refs == 0 {
-		c.unqueue(id, b)
+		if b.state&(blockQueued|blockLeased) != 0 {
+			c.unqueue(id, b)
+		}
 		c.held++
 		if b.at != 0 {
 			c.heldPos++
@@ -111,7 +113,9 @@ func (c *Cache) release(id BlockID, class uint8) (loose bool) {
 	c.heldPos--
 	c.releases++
 	b.stamp = uint64(class)<<stampBits | c.releases
-	c.fix(id)
+	if c.evictable(id, b) {
+		c.fix(id)
+	}
 	return false
 }
 
@@ -182,15 +186,16 @@ func (c *Cache) take() BlockID {
 // evict makes the first block of the eviction order a block without position.
 func (c *Cache) evict() BlockID {
 	var id BlockID
-	if k, ok := c.plain.Min(); ok {
+	if k, ok := c.plain.takeFirst(); ok {
 		id = k.block
-	} else if k, ok := c.leasedq.Min(); ok {
+	} else if k, ok := c.leasedq.DeleteMin(); ok {
 		id = k.block
 	} else {
 		panic("kvcache: broken invariant: no evictable block among the available ones")
 	}
 	b := &c.blocks[id]
 	c.account(id, b)
+	b.state &^= blockQueued | blockLeased
 	unit, g := b.at-1, int(b.group)
 	c.dropCopy(id)
 	c.vacated(unit, g)
