@@ -230,6 +230,29 @@ func (s *Set) Seal() {
 	}
 }
 
+// Reopen drops every graph and allows capturing again: after memory that the
+// graphs name has moved, as when a sleeping engine gives its memory back and
+// wakes. No step may be in flight. Until Capture every step is eager.
+func (s *Set) Reopen() error {
+	if s.capturing {
+		return ErrNested
+	}
+	if !s.updater.last.Done() {
+		return fmt.Errorf("%w: launch %d still runs", ErrBusy, s.updater.launched)
+	}
+	var errs []error
+	for i, e := range s.entries {
+		if e != nil {
+			errs = append(errs, closeSegments(e.segments))
+			s.entries[i] = nil
+		}
+	}
+	s.captured, s.sealed = 0, false
+	s.cfg.Dispatcher.Unmark()
+	s.cfg.Dispatcher.SetCaptureState(graphs.NothingCaptured)
+	return errors.Join(errs...)
+}
+
 // CaptureKey captures one key. The same key twice, a sealed set, and a call
 // from within a pass are errors.
 func (s *Set) CaptureKey(ctx context.Context, id graphs.KeyID) error {

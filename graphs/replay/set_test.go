@@ -5,9 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -427,69 +425,31 @@ func TestAddressCheck(t *testing.T) {
 	require.ErrorIs(t, err, ErrMoved)
 }
 
-func TestExhaustion(t *testing.T) {
+// An engine that slept captures again, on purpose.
+func TestReopen(t *testing.T) {
 	ctx := context.Background()
-	t.Run("reported with what to do", func(t *testing.T) {
-		p, d, _ := newAdder(t, ascendrt.OpenOptions{MaxGraphs: 3})
-		s := p.set(Config{Dispatcher: d})
-		err := s.Capture(ctx)
-		var ex *ExhaustedError
-		require.ErrorAs(t, err, &ex)
-		require.ErrorIs(t, err, ascendrt.ErrResourceLimit)
-		require.Equal(t, d.Keys()[1], ex.Key)
-		require.Equal(t, 1, ex.Captured)
-		require.Contains(t, ex.Advice, "fewer")
-		require.Equal(t, 2, p.dev.Live().Graphs, "the half-captured key left nothing")
-		require.False(t, s.Sealed())
-	})
-	t.Run("goes on with what fits", func(t *testing.T) {
-		p, d, _ := newAdder(t, ascendrt.OpenOptions{MaxGraphs: 7})
-		s := p.set(Config{Dispatcher: d, OnExhausted: KeepSmaller})
-		require.NoError(t, s.Capture(ctx))
-		require.Equal(t, 4, s.Captured(), "three of PIECEWISE with two graphs each, one of FULL")
-		require.Equal(t, graphs.PartlyCaptured, d.State())
-		b, v := decodes(2)
+	p, d, _ := newAdder(t, ascendrt.OpenOptions{})
+	s := p.set(Config{Dispatcher: d})
+	require.NoError(t, s.Capture(ctx))
+	launch := func() graphs.Mode {
+		b, v := decodes(3)
 		dec := d.Select(b)
-		require.Equal(t, int32(8), dec.PaddedTokens, "the FULL graph that exists")
-		res, err := s.Launch(ctx, Step{Decision: dec, Verdicts: v})
+		res, err := s.Launch(ctx, Step{Decision: dec, Verdicts: v, Inputs: p.write(0, 0)})
 		require.NoError(t, err)
+		require.Equal(t, []float32{2, 2, 2}, p.values(res)[:3])
 		require.NoError(t, res.Release())
-	})
-	t.Run("other errors are not mistaken for it", func(t *testing.T) {
-		p, d, _ := newAdder(t, ascendrt.OpenOptions{Faults: "error@capture:1"})
-		s := p.set(Config{Dispatcher: d, OnExhausted: KeepSmaller})
-		var ex *ExhaustedError
-		err := s.Capture(ctx)
-		require.Error(t, err)
-		require.False(t, errors.As(err, &ex))
-	})
-}
+		return dec.Mode
+	}
+	require.Equal(t, graphs.Full, launch())
+	require.NoError(t, s.Reopen())
+	require.Zero(t, p.dev.Live().Graphs)
+	require.Equal(t, graphs.None, launch())
+	require.NoError(t, s.Capture(ctx))
+	require.Equal(t, graphs.Full, launch())
 
-func TestAdvice(t *testing.T) {
-	vendor := func(code int, text string) error {
-		return fmt.Errorf("capture: %w", &ascendrt.Error{Backend: "ascend", Call: "aclmdlRICaptureEnd", Code: code, Text: text, Command: -1, Class: ascendrt.ErrCapture})
-	}
-	for _, tc := range []struct {
-		err  error
-		want string // part of the advice, empty = not recognised
-	}{
-		{vendor(207008, "stream resource is not enough"), "FULL_DECODE_ONLY"},
-		{vendor(207005, "alloc stream failed"), "FULL_DECODE_ONLY"},
-		{vendor(0, "EE1023: insufficient_stream_resources"), "FULL_DECODE_ONLY"},
-		{vendor(0, "The Stream resources are insufficient, 1984 used"), "FULL_DECODE_ONLY"},
-		{errors.New("error code 207008: out of stream resource"), "FULL_DECODE_ONLY"},
-		{vendor(507018, "Alloc sq cq fail"), "25.5.1"},
-		{vendor(207008, "something else"), ""},
-		{vendor(507011, "aicore timeout"), ""},
-		{fmt.Errorf("x: %w", ascendrt.ErrResourceLimit), "FULL_DECODE_ONLY"},
-		{fmt.Errorf("x: %w", ascendrt.ErrOutOfMemory), "memory"},
-		{errors.New("stream was closed"), ""},
-		{nil, ""},
-	} {
-		got, ok := Advice(tc.err)
-		require.Equal(t, tc.want != "", ok, "%v", tc.err)
-		require.True(t, strings.Contains(got, tc.want), "%v: %q", tc.err, got)
-	}
+	s.updater.last = ascendrt.Point{Stream: &stuckStream{}, Seq: 1}
+	require.ErrorIs(t, s.Reopen(), ErrBusy)
+	s.updater.last = ascendrt.Point{}
 }
 
 func TestEstimate(t *testing.T) {
@@ -511,169 +471,4 @@ func TestEstimate(t *testing.T) {
 	var ex *ExhaustedError
 	require.ErrorAs(t, err, &ex)
 	require.Zero(t, p.dev.Live().Graphs)
-}
-
-// One graph or stream that does not answer does not block for ever.
-type stuckStream struct {
-	ascendrt.Stream
-	done bool
-}
-
-func (s *stuckStream) Done(uint64) bool { return s.done }
-
-func (s *stuckStream) Wait(ctx context.Context, _ uint64) error {
-	if s.done {
-		return nil
-	}
-	<-ctx.Done()
-	return ctx.Err()
-}
-
-type countedGraph struct {
-	ascendrt.Graph
-	updates int
-}
-
-func (g *countedGraph) Update([]ascendrt.Slot) error { g.updates++; return nil }
-
-func TestUpdateOrder(t *testing.T) {
-	ctx := context.Background()
-	s := &stuckStream{}
-	g := &countedGraph{}
-
-	t.Run("a runtime that updates what runs", func(t *testing.T) {
-		u := &Updater{overtakes: true}
-		require.ErrorIs(t, u.check(), ErrOrder, "a launch without values")
-		require.NoError(t, u.begin(ctx))
-		require.NoError(t, u.update(g, nil))
-		require.NoError(t, u.check())
-		u.submitted(ascendrt.Point{Stream: s, Seq: 1})
-		require.ErrorIs(t, u.check(), ErrOrder, "the values of the launch before")
-
-		require.ErrorIs(t, u.update(g, nil), ErrOrder, "launch 1 still runs")
-		require.Equal(t, 1, g.updates, "nothing was replaced")
-		short, cancel := context.WithTimeout(ctx, time.Millisecond)
-		defer cancel()
-		require.ErrorIs(t, u.begin(short), context.DeadlineExceeded)
-		s.done = true
-		require.NoError(t, u.begin(ctx))
-		require.NoError(t, u.update(g, nil))
-		require.NoError(t, u.check())
-		require.NoError(t, u.update(g, nil), "a launch that failed is repeated with new values")
-		u.submitted(ascendrt.Point{Stream: s, Seq: 2})
-	})
-	t.Run("a runtime whose updates reach later launches alone", func(t *testing.T) {
-		s.done = false
-		u := &Updater{}
-		u.submitted(ascendrt.Point{Stream: s, Seq: 1})
-		require.NoError(t, u.begin(ctx))
-		require.NoError(t, u.update(g, nil))
-		require.NoError(t, u.check())
-	})
-}
-
-// orderedDevice is the host with Ascend's rules: attention wants lengths from
-// the host, and values may only be replaced when the launch before is over.
-type orderedDevice struct {
-	ascendrt.Device
-	stream *orderedStream
-	early  int // updates while a launch was running
-	all    int
-}
-
-type orderedStream struct {
-	ascendrt.Stream
-	last ascendrt.Point
-}
-
-func (d *orderedDevice) Caps() ascendrt.Caps {
-	c := d.Device.Caps()
-	c.GraphUpdate, c.HostLengths = ascendrt.UpdateTaskGroup, true
-	return c
-}
-
-func (d *orderedDevice) NewStream(o ascendrt.StreamOptions) (ascendrt.Stream, error) {
-	s, err := d.Device.NewStream(o)
-	if err != nil || o.Role != "steps" {
-		return s, err
-	}
-	d.stream = &orderedStream{Stream: s}
-	return d.stream, nil
-}
-
-func (s *orderedStream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
-	p, n, err := s.Stream.Submit(c)
-	if err == nil {
-		s.last = p
-	}
-	return p, n, err
-}
-
-func (d *orderedDevice) Capture(s ascendrt.Stream, c *ascendrt.Commands, o ascendrt.CaptureOptions) (ascendrt.Graph, error) {
-	g, err := d.Device.Capture(s, c, o)
-	if err != nil {
-		return nil, err
-	}
-	return &orderedGraph{Graph: g, d: d, updatable: len(o.Updatable)}, nil
-}
-
-type orderedGraph struct {
-	ascendrt.Graph
-	d         *orderedDevice
-	updatable int
-}
-
-func (g *orderedGraph) Update(u []ascendrt.Slot) error {
-	g.d.all++
-	if !g.d.stream.last.Done() {
-		g.d.early++
-	}
-	if len(u) != g.updatable {
-		return fmt.Errorf("%d values for %d captured operations", len(u), g.updatable)
-	}
-	return g.Graph.Update(u)
-}
-
-// Under Ascend's rules the bytes are the same, every operation gets its
-// lengths, and no update overtakes a launch, also when launches are submitted
-// back to back.
-func TestUpdatesUnderAscendRules(t *testing.T) {
-	var dev *orderedDevice
-	wrap := func(d ascendrt.Device) ascendrt.Device { dev = &orderedDevice{Device: d}; return dev }
-	for _, mode := range []graphs.ModeConfig{graphs.ModeFull, graphs.ModeFullAndPiecewise} {
-		a := arm{mode: graphs.ModeNone, kinds: architectures["attention"], k: 3}
-		eager := play(t, a, playSeed, playSteps)
-		a.mode, a.wrap, a.padding, a.poison = mode, wrap, PadDummyRows, 9
-		requireSame(t, eager, play(t, a, playSeed, playSteps))
-		require.Positive(t, dev.all)
-		require.Zero(t, dev.early)
-	}
-
-	e := newEngine(t, arm{mode: graphs.ModeFullDecodeOnly, kinds: architectures["attention"], wrap: wrap, config: func(c *Config) { c.ResultSlots = 4 }})
-	defer e.close()
-	b, v := decodes(4)
-	for range 4 {
-		dec := e.d.Select(b)
-		require.Equal(t, graphs.Full, dec.Mode)
-		res, err := e.set.Launch(context.Background(), Step{Decision: dec, Verdicts: v, Lengths: []int64{1, 1, 1, 1}})
-		require.NoError(t, err)
-		e.last = res.Point
-	}
-	require.Zero(t, dev.early)
-
-	_, err := e.set.Launch(context.Background(), Step{Decision: e.d.Select(b), Verdicts: v, Lengths: []int64{1}})
-	require.ErrorIs(t, err, ErrHeld)
-}
-
-// Lengths of the host must not be frozen in pieces.
-func TestLengthsOutsideBreak(t *testing.T) {
-	e := newEngine(t, arm{mode: graphs.ModeNone, kinds: architectures["attention"]})
-	defer e.close()
-	d, err := graphs.New(graphs.Config{Mode: graphs.ModePiecewise, MaxNumSeqs: armSeqs, MaxNumBatchedTokens: armBudget})
-	require.NoError(t, err)
-	e.m.unbroken = true
-	s, err := New(e.dev, Config{Dispatcher: d, Program: e.m, Stream: e.stream, ResultWidth: vocab, Lengths: LengthsFromHost, MaxTokens: armBudget})
-	require.NoError(t, err)
-	defer s.Close()
-	require.ErrorContains(t, s.CaptureKey(context.Background(), 0), "frozen")
 }
