@@ -108,6 +108,9 @@ func (c *Cache) Usable() int { return c.usable() }
 // that are free and those that are cached and held by nobody.
 func (c *Cache) Available() int { return c.available() }
 
+// Config returns the configuration that the cache was made with.
+func (c *Cache) Config() Config { return c.cfg }
+
 // Caching reports whether prefix caching is on.
 func (c *Cache) Caching() Caching { return c.cfg.Caching }
 

@@ -44,6 +44,9 @@ func (a *appendState) start(c AppendConfig) error {
 func (s *Scheduler) Drain() {
 	s.appends.draining = true
 	s.dirty = true
+	if s.rec != nil {
+		s.rec.switched("drain", 0)
+	}
 }
 
 // Propose says what this rank asks of the next step, for ranks that step
@@ -77,6 +80,9 @@ func (s *Scheduler) Propose() Proposal {
 // SetAgreement binds the next plan to what the ranks of a group have agreed on.
 func (s *Scheduler) SetAgreement(a Agreement) {
 	s.appends.next, s.appends.agreed = a, true
+	if s.rec != nil {
+		s.rec.agreed(a)
+	}
 }
 
 // beginAppends refuses the attempts that have waited too long, and sets the

@@ -28,6 +28,9 @@ func (s *Scheduler) Apply(p *Plan, res Result) ([]Output, error) {
 	s.dirty = s.dirty || p.Rows() > 0 || len(s.outs) > 0
 	s.spare = append(s.spare, p)
 	s.check()
+	if s.rec != nil {
+		s.rec.applied(p.Seq, &res, s.outs)
+	}
 	return s.outs, nil
 }
 

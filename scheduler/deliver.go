@@ -31,6 +31,9 @@ func (s *Scheduler) Deliver(events ...Event) {
 		}
 	}
 	s.check()
+	if s.rec != nil {
+		s.rec.delivered(events)
+	}
 }
 
 // report counts a worker's report; it is true with the last worker's.

@@ -46,6 +46,9 @@ func (s *Scheduler) FinishWith(id RequestID, reason FinishReason) (any, error) {
 	}
 	out := s.finish(r, reason)
 	s.check()
+	if s.rec != nil {
+		s.rec.ended(id, reason)
+	}
 	return out.Params, nil
 }
 

@@ -264,6 +264,9 @@ func (ss *sessions) trim(s *Scheduler) {
 // that becomes known only from the answer: a tool call, say. The lease of the
 // session is renewed or ended accordingly.
 func (s *Scheduler) EndTurn(session string, end TurnEnd) error {
+	if s.rec != nil {
+		s.rec.turnEnded(session, end)
+	}
 	ss := s.appends.sessions
 	if ss == nil {
 		return nil

@@ -13,6 +13,9 @@ const (
 func (s *Scheduler) SetPause(p Pause) {
 	s.paused = p
 	s.dirty = true
+	if s.rec != nil {
+		s.rec.switched("pause", int(p))
+	}
 }
 
 // Reset says what ResetCache does about running requests.
@@ -25,6 +28,9 @@ const (
 
 // ResetCache forgets every cached prefix, e.g. after a change of the weights.
 func (s *Scheduler) ResetCache(mode Reset) error {
+	if s.rec != nil {
+		defer s.rec.switched("reset", int(mode))
+	}
 	if mode == ResetPreempt {
 		for len(s.running) > 0 {
 			r := s.running[len(s.running)-1]
@@ -48,6 +54,9 @@ func (s *Scheduler) SetGrammar(id RequestID, g GrammarState) error {
 	}
 	r.req.Grammar = g
 	s.dirty = true
+	if s.rec != nil {
+		s.rec.grammar(id, g)
+	}
 	return nil
 }
 

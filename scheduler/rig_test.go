@@ -62,6 +62,7 @@ type rigConfig struct {
 	producer          bool
 	graphs            bool
 	groups            []kvcache.GroupSpec
+	opts              []scheduler.Option
 }
 
 func newRig(c rigConfig) (*rig, error) {
@@ -81,7 +82,7 @@ func newRig(c rigConfig) (*rig, error) {
 		got: map[string][]scheduler.Token{}, ends: map[string]scheduler.FinishReason{}, loads: map[scheduler.RequestID]loading{},
 		stream: fnv.New64a(),
 	}
-	var opts []scheduler.Option
+	opts := c.opts
 	if c.connector {
 		r.conn = newScripted()
 		r.conn.producer = c.producer

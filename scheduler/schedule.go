@@ -101,6 +101,9 @@ func (s *Scheduler) Plan(now Time) *Plan {
 	p.state = planInFlight
 	s.flight = append(s.flight, p)
 	s.check()
+	if s.rec != nil {
+		s.rec.planned(now, p)
+	}
 	return p
 }
 

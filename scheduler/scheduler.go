@@ -54,6 +54,7 @@ type Scheduler struct {
 	dirty    bool // something changed since a plan without rows
 	recycled []*request
 	stats    Stats
+	rec      *Recorder // nil if nothing is recorded
 }
 
 // Option sets a part of a scheduler that most do without.
@@ -74,6 +75,7 @@ func New(cfg Config, cache *kvcache.Cache, opts ...Option) (*Scheduler, error) {
 	if err := errors.Join(cfg.Validate(), cfg.validateWith(cache)); err != nil {
 		return nil, err
 	}
+	given := cfg
 	cfg = cfg.withDefaults()
 	s := &Scheduler{
 		cfg: cfg, cache: cache,
@@ -92,6 +94,9 @@ func New(cfg Config, cache *kvcache.Cache, opts ...Option) (*Scheduler, error) {
 		return nil, err
 	}
 	s.tables = make(connector.Tables, s.groups)
+	if s.rec != nil {
+		s.rec.begin(given, s)
+	}
 	return s, nil
 }
 
@@ -115,6 +120,14 @@ func (s *Scheduler) Config() Config { return s.cfg }
 // follows the tokens that the session has so far. The handle of a session does
 // not change.
 func (s *Scheduler) Add(req Request) (RequestID, error) {
+	id, err := s.add(req)
+	if err == nil && s.rec != nil {
+		s.rec.added(id, &req)
+	}
+	return id, err
+}
+
+func (s *Scheduler) add(req Request) (RequestID, error) {
 	if old := s.names[req.ID]; old != nil {
 		if !old.req.Resumable {
 			return 0, fmt.Errorf("request %q: %w", req.ID, ErrDuplicate)

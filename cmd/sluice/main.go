@@ -23,6 +23,7 @@ var commands = []func() *cobra.Command{
 	newVersionCmd,
 	newProxyCmd,
 	newGoldenCmd,
+	newReplayCmd,
 }
 
 func newRootCmd() *cobra.Command {
