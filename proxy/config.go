@@ -7,8 +7,10 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/sluice-serving/sluice/proxy/route"
@@ -46,6 +48,10 @@ type Config struct {
 	// Pools are the backends of the Decoders that name one.
 	Pools   map[string]Backend
 	Breaker route.BreakerConfig
+
+	// Metaserver is the URL of the proxy's path /v1/metaserver as the Decoders of
+	// pools in push mode reach it; needed when there is one.
+	Metaserver string
 
 	// APIKey is sent to the backends as a bearer token; empty sends none.
 	APIKey string
@@ -218,6 +224,13 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("%s is negative", name))
 		}
 	}
+	push := c.Backend.Push
+	for _, b := range c.Pools {
+		push = push || b.Push
+	}
+	if err := checkMetaserver(c.Metaserver); push && err != nil {
+		errs = append(errs, err)
+	}
 	if c.Backend.Name != "" {
 		if err := c.Backend.Validate(); err != nil {
 			errs = append(errs, fmt.Errorf("backend: %w", err))
@@ -230,6 +243,25 @@ func (c Config) Validate() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// checkMetaserver reports what keeps Decoders from reaching a metaserver URL.
+func checkMetaserver(s string) error {
+	if s == "" {
+		return errors.New("a pool in push mode needs the URL of the metaserver path")
+	}
+	u, err := url.Parse(s)
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Hostname() == "" {
+		return fmt.Errorf("metaserver %q is no URL that a decoder can reach", s)
+	}
+	host := u.Hostname()
+	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		return fmt.Errorf("metaserver %q: a decoder cannot reach an address that stands for all", s)
+	}
+	if strings.Trim(host, "0123456789.") == "" && net.ParseIP(host) == nil {
+		return fmt.Errorf("metaserver %q: the host is digits but no address", s)
+	}
+	return nil
 }
 
 // CheckAddress reports what is wrong with a host:port; IPv6 literals stand in brackets.

@@ -18,7 +18,8 @@ import (
 // File is the configuration file of a proxy, as YAML with strict keys. A key
 // that is absent leaves the default.
 type File struct {
-	Listen        string     `yaml:"listen,omitempty"` // host:port
+	Listen        string     `yaml:"listen,omitempty"`         // host:port
+	Metaserver    string     `yaml:"metaserver_url,omitempty"` // as Decoders in push mode reach it
 	AppendPrefill bool       `yaml:"append_prefill"`
 	Prefillers    []string   `yaml:"prefillers"` // host:port
 	Decoders      []FilePool `yaml:"decoders"`
@@ -46,6 +47,7 @@ type File struct {
 type FilePool struct {
 	Pool      string     `yaml:"pool,omitempty"` // name; empty for the default pool
 	Backend   string     `yaml:"backend,omitempty"`
+	Mode      string     `yaml:"mode,omitempty"` // pull or push
 	Instances []FileNode `yaml:"instances"`
 	Ranks     int        `yaml:"ranks,omitempty"` // of instances that name none
 
@@ -233,7 +235,7 @@ func (f File) Config() (Config, error) {
 		}
 	}
 	c := Config{
-		Prefillers: f.Prefillers, Append: f.AppendPrefill, Pools: map[string]Backend{},
+		Metaserver: f.Metaserver, Prefillers: f.Prefillers, Append: f.AppendPrefill, Pools: map[string]Backend{},
 		SessionTTL: time.Duration(f.Sessions.TTL), MaxSessions: f.Sessions.Max,
 		MaxRetries: f.Retry.Max, RetryDelay: time.Duration(f.Retry.Delay),
 		MaxBody: f.Limits.MaxBody, MaxAnswer: f.Limits.MaxAnswer, MaxHeader: f.Limits.MaxHeader,
@@ -324,6 +326,13 @@ func (p FilePool) backend() (Backend, error) {
 			b.Refusals = append(b.Refusals, RefusalRule(r))
 		}
 	}
+	switch p.Mode {
+	case "", "pull":
+	case "push":
+		b.Push = true
+	default:
+		errs = append(errs, fmt.Errorf("mode %q: give pull or push", p.Mode))
+	}
 	set(&b.Continue, p.Continue)
 	set(&b.ContinueBroken, p.Broken)
 	if g := p.Guard; g != nil {
@@ -373,7 +382,7 @@ func ParseUnknown(s string) (UnknownPolicy, error) {
 func Effective(c Config, listen string) ([]byte, error) {
 	c = c.withDefaults()
 	f := File{
-		Listen: listen, AppendPrefill: c.Append, Prefillers: c.Prefillers,
+		Listen: listen, Metaserver: c.Metaserver, AppendPrefill: c.Append, Prefillers: c.Prefillers,
 		Sessions:      FileSessions{TTL: Duration(c.SessionTTL), Max: c.MaxSessions, Unknown: [...]string{"auto", "try", "pd"}[c.Unknown], Placement: c.Placement.String()},
 		Retry:         FileRetry{Max: c.MaxRetries, Delay: Duration(c.RetryDelay)},
 		Limits:        FileLimits{c.MaxBody, c.MaxAnswer, c.MaxHeader, c.MaxConnections, c.TenantConcurrency, c.TenantQueue, Duration(c.QueueTimeout)},
@@ -429,6 +438,10 @@ func filePool(name string, b Backend) (FilePool, error) {
 		Pool: name, Backend: b.Name, Attempt: &FileAttempt{Headers: b.Headers, Members: plain(b.Members)}, Prefill: &FilePrefill{Members: plain(b.PrefillMembers)},
 		Guard:    &FileGuard{&b.Guard.MaxSuffixTokens, &b.Guard.MaxAppendTokensInFlight, &b.Guard.MaxLocalAttempts, &pace, &b.Guard.RequireResident},
 		Refusals: []FileRefusal{}, Continue: &b.Continue, Broken: &b.ContinueBroken,
+	}
+	pool.Mode = "pull"
+	if b.Push {
+		pool.Mode = "push"
 	}
 	if b.Params != nil {
 		errs = append(errs, json.Unmarshal(b.Params, &pool.Attempt.Params))

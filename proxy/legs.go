@@ -118,6 +118,9 @@ func (x *exchange) transportFailure(ctx context.Context, c call, err error) resu
 	case errors.Is(context.Cause(ctx), errTimeout):
 		res.reason = "error:timeout"
 		res.problem = openai.BadGateway("the %s gave no answer in time", roles[c.leg])
+	case errors.Is(context.Cause(ctx), errPrefillFailed):
+		res.reason = "error:prefill"
+		res.problem = openai.BadGateway("no prefiller could compute the prompt")
 	case res.unsent:
 		res.reason = "error:refused"
 		res.problem = openai.BadGateway("the %s cannot be reached", roles[c.leg])
@@ -319,6 +322,12 @@ func (x *exchange) answerFrom(c call, mode relayMode) result {
 	x.line.Decoder, x.line.Rank = c.target.Decoder, int(c.target.Rank)
 	ctx, cancel := x.legContext()
 	defer cancel(nil)
+	if mode.push != nil {
+		mode.push.fail = cancel
+		x.p.pushes.add(mode.push)
+		defer x.p.pushes.remove(mode.push)
+		c.id, line.RequestID = mode.push.leg, mode.push.leg
+	}
 	w := newWatch(cancel, c.limit)
 	defer w.timer.Stop()
 	res := func() result {
@@ -402,11 +411,27 @@ func (x *exchange) pause(d time.Duration) bool {
 func (x *exchange) round() (res result, tried bool) {
 	now := time.Now()
 	x.p.mu.Lock()
-	addr, okP := x.p.router.Prefiller(now, x.turn)
-	target, okD := x.p.router.Decoder(now, x.turn)
+	target, ok := x.p.router.Decoder(now, x.turn)
+	push := ok && x.p.pools[target.Decoder] != nil && x.p.pools[target.Decoder].Push
+	var addr string
+	if ok && !push {
+		addr, ok = x.p.router.Prefiller(now, x.turn)
+	}
 	x.p.mu.Unlock()
-	if !okP || !okD {
+	if !ok {
 		return result{}, false
+	}
+	if push {
+		res = x.pushRound(target)
+		switch {
+		case res.verdict == failed && res.reason == "error:prefill":
+			// Every Prefiller that could be tried was; another Decoder changes nothing.
+			x.out.fail(res.problem)
+			res.verdict = passedOn
+		case res.verdict == failed:
+			x.exclude(target.Decoder)
+		}
+		return res, true
 	}
 	params, cached, res := x.prefill(addr, target.Decoder)
 	if res.verdict != served {
@@ -459,24 +484,28 @@ var (
 	jsonFalse    = []byte("false")
 )
 
-// prefill sends the prompt to a Prefiller: one token, not streamed, KV kept
-// for a Decoder. It gives the transfer parameters and the prompt tokens that
-// the Prefiller had cached. The Decoder that will answer may want members of
-// its own in the leg.
+// prefill sends the prompt to a Prefiller, in pull mode. The Decoder that will
+// answer may want members of its own in the leg.
 func (x *exchange) prefill(addr, decoder string) (params json.RawMessage, cached int, res result) {
 	x.legsP++
-	c := call{leg: route.LegPrefill, id: numbered(x.id, "p", x.legsP), target: route.Target{Decoder: addr}, limit: x.p.cfg.PrefillTimeout}
-	c.edits = []splice.Edit{
-		splice.Set("kv_transfer_params", remoteDecode), splice.Set("stream", jsonFalse), splice.Set("max_tokens", jsonOne), splice.Set("min_tokens", jsonOne),
-		splice.Replace("max_completion_tokens", jsonOne), splice.Delete("stream_options"),
-	}
+	edits := []splice.Edit{splice.Set("kv_transfer_params", remoteDecode)}
 	extra := x.p.backend(decoder).PrefillMembers
 	for _, key := range sortedKeys(extra) {
-		c.edits = append(c.edits, splice.Set(key, extra[key]))
+		edits = append(edits, splice.Set(key, extra[key]))
 	}
 	if extra["cache_hit_threshold"] == nil {
-		c.edits = append(c.edits, splice.Delete("cache_hit_threshold"))
+		edits = append(edits, splice.Delete("cache_hit_threshold"))
 	}
+	return x.prefillLeg(addr, numbered(x.id, "p", x.legsP), edits)
+}
+
+// prefillLeg sends the prompt to a Prefiller: one token, not streamed, KV kept
+// for a Decoder or pushed to it. It gives the transfer parameters of the
+// answer and the prompt tokens that the Prefiller had cached.
+func (x *exchange) prefillLeg(addr, id string, edits []splice.Edit) (params json.RawMessage, cached int, res result) {
+	c := call{leg: route.LegPrefill, id: id, target: route.Target{Decoder: addr}, limit: x.p.cfg.PrefillTimeout}
+	c.edits = append(edits, splice.Set("stream", jsonFalse), splice.Set("max_tokens", jsonOne), splice.Set("min_tokens", jsonOne),
+		splice.Replace("max_completion_tokens", jsonOne), splice.Delete("stream_options"))
 	x.line.Prefiller = addr
 	line := LegTrace{Leg: c.leg.String(), RequestID: c.id, Instance: addr}
 	defer func() {

@@ -30,6 +30,9 @@ type Backend struct {
 	Refusals []RefusalRule
 	// Guard bounds local attempts on the pool's ranks.
 	Guard route.Guard
+	// Push is the mode in which the Decoder is asked first and the Prefiller
+	// pushes the KV into its blocks.
+	Push bool
 	// Continue asks the Decoders for token ids, so that an answer which one gives
 	// up to make room is continued from exactly the tokens that the client has.
 	Continue bool

@@ -34,6 +34,7 @@ type Proxy struct {
 	turns  sync.WaitGroup // requests inside the handler
 
 	gate    *gate
+	pushes  pushes
 	last    decisions
 	full    sync.Map // share of FULL graph steps by Decoder address, as scraped
 	started time.Time
@@ -148,6 +149,9 @@ func (p *Proxy) routes() {
 	p.mux.HandleFunc("GET /healthcheck", p.healthcheck)
 	p.mux.HandleFunc("POST /reset_prefix_cache", p.resetPrefixCache)
 	p.mux.Handle("GET /metrics", p.metrics.handler())
+	if p.cfg.Metaserver != "" {
+		p.mux.HandleFunc("POST /v1/metaserver", p.metaserver)
+	}
 }
 
 // methods are the allowed methods of the paths that have a route.

@@ -19,7 +19,8 @@ type relayMode struct {
 	local         *Backend // an attempt, and how it may be refused; nil otherwise
 	rewriteCached bool     // the client sees the Prefiller's cached tokens
 	cached        int
-	dropUsage     bool // the client has not asked for the usage of its stream
+	dropUsage     bool    // the client has not asked for the usage of its stream
+	push          *pushed // in push mode: knows the cached tokens once the prompt is computed
 }
 
 // relay carries one 200 answer of a Decoder to the client.
@@ -91,6 +92,14 @@ func (r *relay) pace(now time.Time) {
 	r.paceFrom, r.paceEvents = now, 0
 }
 
+// prefillCached is the number of prompt tokens that the Prefiller had cached.
+func (r *relay) prefillCached() int {
+	if r.mode.push != nil {
+		return int(r.mode.push.cached.Load())
+	}
+	return r.mode.cached
+}
+
 // account takes what an answer says about itself into the turn's outcome.
 func (r *relay) account(f features) {
 	if !f.hasUsage {
@@ -104,7 +113,7 @@ func (r *relay) account(f features) {
 	}
 	o.PromptTokens, o.OutputTokens, o.CachedTokens = f.prompt, f.completion, f.cached
 	if r.mode.rewriteCached {
-		o.CachedTokens = r.mode.cached
+		o.CachedTokens = r.prefillCached()
 	}
 }
 
@@ -141,7 +150,7 @@ func (r *relay) rewrite(dst []byte, f features, usage bool) []byte {
 		n++
 	}
 	if usage && r.mode.rewriteCached && f.hasUsage {
-		edits[n] = splice.Set("usage", cachedUsage(r.object.Raw("usage"), r.mode.cached))
+		edits[n] = splice.Set("usage", cachedUsage(r.object.Raw("usage"), r.prefillCached()))
 		n++
 	}
 	if x.cont != nil && !x.cont.asked {
@@ -332,7 +341,7 @@ func (r *relay) give(reason string) result {
 	c, o := r.x.cont, &r.x.outcome
 	if c.rounds == 0 {
 		if r.mode.rewriteCached {
-			o.CachedTokens = r.mode.cached
+			o.CachedTokens = r.prefillCached()
 		}
 		c.cached, o.PromptTokens = o.CachedTokens, len(c.prompt)
 	}

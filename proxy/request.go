@@ -57,13 +57,15 @@ type exchange struct {
 	cont   *continuation // nil when the answer cannot be continued
 	resume bool          // the answer is to be continued
 
-	out     answer
-	first   time.Time // of the first output
-	outcome route.Outcome
-	line    RouteTrace
-	legsP   int    // prefill legs sent so far, for fresh leg ids
-	legsD   int    // decode legs sent so far
-	respID  []byte // client-visible response id as a JSON string
+	out      answer
+	first    time.Time // of the first output
+	outcome  route.Outcome
+	line     RouteTrace
+	legsP    int    // prefill legs sent so far, for fresh leg ids
+	legsD    int    // decode legs sent so far
+	pushP    string // Prefiller of the leg in push mode; guarded by the proxy's lock
+	pushLegs []LegTrace
+	respID   []byte // client-visible response id as a JSON string
 }
 
 // turn is the handler of an endpoint whose requests are routed.
@@ -313,6 +315,9 @@ func (x *exchange) finish() {
 	now := time.Now()
 	x.p.mu.Lock()
 	stopped := x.p.router.Finish(now, x.turn, x.outcome)
+	if x.pushP != "" {
+		x.line.Prefiller, x.line.Legs = x.pushP, append(x.line.Legs, x.pushLegs...)
+	}
 	x.p.mu.Unlock()
 	m := x.p.metrics
 	if stopped {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -28,7 +29,7 @@ type proxyFlags struct {
 	prefillerHosts, prefillerPorts []string
 	decoderHosts, decoderPorts     []string
 	decoderSizes                   []string
-	backend                        string
+	backend, mode                  string
 	suffix, appendTokens, attempts int
 	tpot                           time.Duration
 	continued                      bool
@@ -110,6 +111,8 @@ func (f *proxyFlags) define(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&f.decoderSizes, "decoder-dp-size", nil, "data-parallel ranks behind each Decoder address: one number for all, or one for each")
 	fs.BoolVar(&f.AppendPrefill, "enable-decoder-append-prefill", f.AppendPrefill, "attempt follow-up turns on the Decoder that holds the session")
 	fs.StringVar(&f.backend, "backend", "sluice", "how the Decoders are asked and refuse: sluice, vllm-ascend, cache-threshold, llm-d or plain")
+	fs.StringVar(&f.mode, "kv-mode", "pull", "who moves the KV: pull (the Decoder) or push (the Prefiller, layer by layer)")
+	fs.StringVar(&f.Metaserver, "metaserver-url", f.Metaserver, "URL of /v1/metaserver as the Decoders reach it, for push mode (default from the listen address)")
 	fs.IntVar(&f.suffix, "max-suffix-tokens", -1, "longest predicted suffix that is attempted; 0 is no bound, -1 the preset's")
 	fs.IntVar(&f.appendTokens, "max-append-tokens-in-flight", -1, "predicted suffix tokens attempted at a time per rank; 0 is no bound, -1 the preset's")
 	fs.IntVar(&f.attempts, "max-local-attempts", -1, "attempts at a time per rank; 0 is no bound, -1 the preset's")
@@ -161,7 +164,7 @@ func (f *proxyFlags) merge() error {
 		f.Prefillers = prefillers
 	}
 	if len(list) > 0 {
-		pool := proxy.FilePool{Backend: f.backend}
+		pool := proxy.FilePool{Backend: f.backend, Mode: f.mode}
 		for _, d := range list {
 			pool.Instances = append(pool.Instances, proxy.FileNode{Addr: d.Addr, Ranks: d.Ranks})
 		}
@@ -178,6 +181,9 @@ func (f *proxyFlags) merge() error {
 	}
 	if f.Listen == "" || f.set.Changed("host") || f.set.Changed("port") {
 		f.Listen = net.JoinHostPort(f.host, strconv.Itoa(f.port))
+	}
+	if f.Metaserver == "" && f.port != 0 && slices.ContainsFunc(f.Decoders, func(p proxy.FilePool) bool { return p.Mode == "push" }) {
+		f.Metaserver = "http://" + f.Listen + "/v1/metaserver"
 	}
 	return proxy.CheckListen(f.Listen)
 }
