@@ -42,7 +42,7 @@ var allowed = map[string][]string{
 	"proxy/route":         {},
 	"cmd":                 {everything},
 	"internal/engine":     {"internal/engine/...", "internal/openai", "internal/invariants", "scheduler", "kvcache/...", "connector/...", "ascendrt/...", "graphs/..."},
-	"internal/sim":        {"internal/sim/...", "scheduler", "kvcache", "graphs", "proxy/route"},
+	"internal/sim":        {"internal/sim/...", "scheduler", "kvcache", "connector", "graphs", "proxy/route"},
 	"internal/openai":     {},
 	"internal/invariants": {},
 	"internal/law":        {},
