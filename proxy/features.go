@@ -1,6 +1,8 @@
 package proxy
 
 import (
+	"strings"
+
 	"github.com/sluice-serving/sluice/proxy/splice"
 )
 
@@ -32,12 +34,11 @@ func inspect(o *splice.Object, status int) features {
 			return true
 		})
 	}
+	f.typed(o)
 	f.text = f.output
 	if raw := o.Raw("usage"); len(raw) > 0 && raw[0] == '{' {
 		f.hasUsage = true
-		f.prompt = intOf(splice.Field(raw, "prompt_tokens"))
-		f.completion = intOf(splice.Field(raw, "completion_tokens"))
-		f.cached = intOf(splice.Field(splice.Field(raw, "prompt_tokens_details"), "cached_tokens"))
+		f.usage(raw)
 		f.output = f.output || f.completion > 0
 	}
 	if raw := o.Raw("error"); len(raw) > 0 && raw[0] != 'n' {
@@ -51,6 +52,58 @@ func inspect(o *splice.Object, status int) features {
 		}
 	}
 	return f
+}
+
+// usage reads the account in the words of any of the APIs.
+func (f *features) usage(raw []byte) {
+	splice.Each(raw, func(key, value []byte) {
+		switch string(key) {
+		case "prompt_tokens", "input_tokens":
+			f.prompt = intOf(value)
+		case "completion_tokens", "output_tokens":
+			f.completion = intOf(value)
+		case "prompt_tokens_details", "input_tokens_details":
+			f.cached = intOf(splice.Field(value, "cached_tokens"))
+		case "cache_read_input_tokens":
+			f.cached = intOf(value)
+		}
+	})
+}
+
+// typed reads what has no choices: events and answers of /v1/responses and
+// /v1/messages, which name their type.
+func (f *features) typed(o *splice.Object) {
+	kind, ok := o.String("type")
+	if f.choices >= 0 {
+		return
+	}
+	switch {
+	case kind == "content_block_delta" || strings.HasSuffix(kind, ".delta"):
+		f.output = filled(o.Raw("delta"))
+	case kind == "message_stop":
+		f.finishReason = kind
+	case kind == "message_delta":
+		if why, ok := splice.StringOf(splice.Field(o.Raw("delta"), "stop_reason")); ok {
+			f.stopReason = why
+		}
+	case kind == "message_start":
+		if raw := splice.Field(o.Raw("message"), "usage"); raw != nil {
+			f.usage(raw)
+		}
+	case kind == "response.completed" || kind == "response.incomplete" || kind == "response.failed":
+		f.finishReason = kind
+		if raw := splice.Field(o.Raw("response"), "usage"); len(raw) > 0 && raw[0] == '{' {
+			f.hasUsage = true
+			f.usage(raw)
+			f.output = f.completion > 0
+		}
+		f.isError = kind == "response.failed"
+	case !ok || kind == "message": // a whole answer
+		f.output = filled(o.Raw("output")) || filled(o.Raw("content"))
+		if why, ok := o.String("stop_reason"); ok {
+			f.stopReason = why
+		}
+	}
 }
 
 func (f *features) choice(raw []byte) {

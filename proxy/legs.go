@@ -288,7 +288,7 @@ func (x *exchange) local(d route.Decision) result {
 
 // askTokens asks a Decoder for token ids where the pool continues answers.
 func (x *exchange) askTokens(b *Backend, c *call) {
-	if !b.Continue || (x.cont != nil && x.cont.rounds > 0) {
+	if !b.Continue || x.at.prefix == "" || (x.cont != nil && x.cont.rounds > 0) {
 		return
 	}
 	if x.cont == nil {
@@ -299,10 +299,19 @@ func (x *exchange) askTokens(b *Backend, c *call) {
 	c.edits = append(c.edits, splice.Set("return_token_ids", []byte("true")))
 }
 
+// limitKey is the body member that bounds the output on the path of the legs
+// under way.
+func (x *exchange) limitKey() string {
+	if x.path == completions.path { // also of a continuation
+		return completions.limit
+	}
+	return x.at.limit
+}
+
 // askUsage gives the stream options with which an attempt's stream also tells
 // its usage; nil when it does anyway or is no stream.
 func (x *exchange) askUsage() []byte {
-	if string(x.body.Raw("stream")) != "true" {
+	if string(x.body.Raw("stream")) != "true" || x.at.prefix == "" { // the other APIs tell it always
 		return nil
 	}
 	raw := x.body.Raw("stream_options")
@@ -504,7 +513,7 @@ func (x *exchange) prefill(addr, decoder string) (params json.RawMessage, cached
 // answer and the prompt tokens that the Prefiller had cached.
 func (x *exchange) prefillLeg(addr, id string, edits []splice.Edit) (params json.RawMessage, cached int, res result) {
 	c := call{leg: route.LegPrefill, id: id, target: route.Target{Decoder: addr}, limit: x.p.cfg.PrefillTimeout}
-	c.edits = append(edits, splice.Set("stream", jsonFalse), splice.Set("max_tokens", jsonOne), splice.Set("min_tokens", jsonOne),
+	c.edits = append(edits, splice.Set("stream", jsonFalse), splice.Set(x.limitKey(), jsonOne), splice.Set("min_tokens", jsonOne),
 		splice.Replace("max_completion_tokens", jsonOne), splice.Delete("stream_options"))
 	x.line.Prefiller = addr
 	line := LegTrace{Leg: c.leg.String(), RequestID: c.id, Instance: addr}

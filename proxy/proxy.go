@@ -143,6 +143,8 @@ func (p *Proxy) routes() {
 	p.mux = http.NewServeMux()
 	p.mux.HandleFunc("POST /v1/completions", p.turn(completions))
 	p.mux.HandleFunc("POST /v1/chat/completions", p.turn(chat))
+	p.mux.HandleFunc("POST /v1/responses", p.turn(responses))
+	p.mux.HandleFunc("POST /v1/messages", p.turn(messages))
 	p.mux.HandleFunc("GET /v1/models", p.models)
 	p.mux.HandleFunc("DELETE /v1/sessions/{id...}", p.endSession)
 	p.mux.HandleFunc("GET /health", p.health)
@@ -156,7 +158,7 @@ func (p *Proxy) routes() {
 
 // methods are the allowed methods of the paths that have a route.
 var methods = map[string]string{
-	"/v1/completions": "POST", "/v1/chat/completions": "POST", "/v1/models": "GET", "/health": "GET",
+	"/v1/completions": "POST", "/v1/chat/completions": "POST", "/v1/responses": "POST", "/v1/messages": "POST", "/v1/models": "GET", "/health": "GET",
 	"/healthcheck": "GET", "/reset_prefix_cache": "POST", "/metrics": "GET",
 }
 

@@ -136,7 +136,7 @@ func (r *relay) rewrite(dst []byte, f features, usage bool) []byte {
 	x := r.x
 	var edits [6]splice.Edit
 	n := 0
-	if raw := r.object.Raw("id"); len(raw) > 0 && raw[0] == '"' {
+	if raw := r.object.Raw("id"); len(raw) > 0 && raw[0] == '"' && x.at.prefix != "" {
 		edits[n] = splice.Set("id", x.responseID())
 		n++
 	}
@@ -149,7 +149,7 @@ func (r *relay) rewrite(dst []byte, f features, usage bool) []byte {
 		edits[n] = splice.Delete("usage")
 		n++
 	}
-	if usage && r.mode.rewriteCached && f.hasUsage {
+	if usage && r.mode.rewriteCached && f.hasUsage && x.at.prefix != "" {
 		edits[n] = splice.Set("usage", cachedUsage(r.object.Raw("usage"), r.prefillCached()))
 		n++
 	}
@@ -439,14 +439,14 @@ func (r *relay) event(ev openai.Event, more bool) (res result, over bool) {
 		return r.recomputed(&r.object), true
 	}
 	r.account(f)
-	if f.output && f.choices > 0 {
+	if f.text {
 		r.outputs++
 	}
 	r.finished = r.finished || f.finishReason != ""
 	if f.output || f.finishReason != "" {
 		r.begin()
 	}
-	if f.output && f.choices > 0 {
+	if f.text {
 		r.pace(time.Now())
 	}
 	if r.mode.dropUsage && f.choices == 0 && f.hasUsage {

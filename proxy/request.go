@@ -22,13 +22,16 @@ import (
 // endpoint is one of the paths whose requests are turns.
 type endpoint struct {
 	path   string
-	prefix string // of the response id
+	prefix string // of the response id; empty leaves the engine's own, which later requests may name
 	prompt string // body member that holds the prompt
+	limit  string // body member that bounds the output
 }
 
 var (
-	completions = endpoint{path: "/v1/completions", prefix: "cmpl-", prompt: "prompt"}
-	chat        = endpoint{path: "/v1/chat/completions", prefix: "chatcmpl-", prompt: "messages"}
+	completions = endpoint{path: "/v1/completions", prefix: "cmpl-", prompt: "prompt", limit: "max_tokens"}
+	chat        = endpoint{path: "/v1/chat/completions", prefix: "chatcmpl-", prompt: "messages", limit: "max_tokens"}
+	responses   = endpoint{path: "/v1/responses", prompt: "input", limit: "max_output_tokens"}
+	messages    = endpoint{path: "/v1/messages", prompt: "messages", limit: "max_tokens"}
 )
 
 // statusGone is what the trace and the metrics show when the client went away
@@ -159,7 +162,7 @@ func (x *exchange) read() (route.Query, *openai.Error) {
 		return route.Query{}, openai.BadRequest("", "the body cannot be read: %v", err)
 	}
 	x.body = body
-	for _, key := range []string{"max_tokens", "max_completion_tokens"} {
+	for _, key := range []string{"max_tokens", "max_completion_tokens", "max_output_tokens"} {
 		if v := body.Raw(key); v != nil && v[0] != 'n' && (v[0] < '0' || v[0] > '9') {
 			x.dropBody()
 			return route.Query{}, openai.BadRequest(key, "%s must be a number that is not negative", key)
@@ -175,7 +178,7 @@ func (x *exchange) read() (route.Query, *openai.Error) {
 				q.HasParent, q.Parent = true, route.KeyOf(x.tenant, parent)
 			}
 			q.Eligible = x.eligible()
-			q.FollowUp = x.at.prompt == "messages" && hasAssistant(body.Raw("messages"))
+			q.FollowUp = x.at.prompt != "prompt" && hasAssistant(body.Raw(x.at.prompt))
 			x.outcome.End = strings.EqualFold(x.r.Header.Get("X-Session-End"), "true")
 		}
 	}
