@@ -73,8 +73,14 @@ type ConfigError struct {
 
 func (e *ConfigError) Error() string { return "graphs: " + e.Field + ": " + e.Problem }
 
-// limit keeps products of configuration values far inside int32.
-const limit = 1 << 24
+// Bounds of configuration values. Their products fit an int32, and no ladder
+// takes more memory or time to build than a device has graphs.
+const (
+	maxTokens = 1 << 20
+	maxSeqs   = 1 << 16
+	maxDrafts = 1 << 10
+	maxKeys   = 1 << 13
+)
 
 // Validate reports all fields that cannot be used, joined.
 func (c Config) Validate() error {
@@ -89,27 +95,35 @@ func (c Config) Validate() error {
 	}
 	in("Mode", int(c.Mode), 0, len(modeConfigNames)-1)
 	in("Policy", int(c.Policy), 0, len(policyNames)-1)
-	in("MaxNumSeqs", c.MaxNumSeqs, 1, limit)
-	in("MaxNumBatchedTokens", c.MaxNumBatchedTokens, 1, limit)
-	in("K", c.K, 0, 1<<10)
+	in("MaxNumSeqs", c.MaxNumSeqs, 1, maxSeqs)
+	in("MaxNumBatchedTokens", c.MaxNumBatchedTokens, 1, maxTokens)
+	in("K", c.K, 0, maxDrafts)
 	in("PCP", c.PCP, 0, 1<<10)
-	in("LoRA.Max", c.LoRA.Max, 0, 1<<16)
+	in("LoRA.Max", c.LoRA.Max, 0, 1<<12)
 	if c.K == 0 && c.Bonus == NoBonus {
 		bad("Bonus", "a decode step without drafts and without a bonus token computes nothing")
 	}
 	for i, w := range c.Widths {
-		in(fmt.Sprintf("Widths[%d]", i), w, 1, 1<<10)
+		in(fmt.Sprintf("Widths[%d]", i), w, 1, maxDrafts+1)
 	}
 	if c.PCP > 1 && c.Mode == ModeFull {
 		bad("Mode", "FULL cannot be used with context parallelism of degree %d: query lengths differ per rank", c.PCP)
 	}
 	errs = append(errs, c.Ladder.validate()...)
 	if len(errs) == 0 && c.Mode != ModeNone {
-		if _, err := NewLadder(c); err != nil {
+		l, err := NewLadder(c)
+		if err != nil {
 			errs = append(errs, err)
+		} else if n := c.keyBound(l); n > maxKeys {
+			bad("Ladder", "%d sizes in %d variants are more than %d graphs", len(l.Sizes)+len(l.Requests), n/(len(l.Sizes)+len(l.Requests)), maxKeys)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// keyBound is at least the number of graphs.
+func (c Config) keyBound(l Ladder) int {
+	return (len(l.Sizes) + len(l.Requests)) * len(c.loraCases()) * (1 + len(c.widths()))
 }
 
 // DecodeWidth is D, the query length of a decode row with all its drafts.

@@ -48,16 +48,18 @@ const NoKey KeyID = -1
 // first, since its activations are larger and FULL graphs reuse the pool, and
 // inside a mode the largest first.
 func (c Config) keys(l Ladder) []Key {
-	var keys []Key
+	var (
+		keys []Key
+		have = make(map[Key]bool)
+		r    = int32(c.MaxNumSeqs)
+		d    = int32(c.DecodeWidth())
+	)
 	add := func(k Key) {
-		if !slices.Contains(keys, k) {
+		if !have[k] {
+			have[k] = true
 			keys = append(keys, k)
 		}
 	}
-	var (
-		r = int32(c.MaxNumSeqs)
-		d = int32(c.DecodeWidth())
-	)
 	for _, lora := range c.loraCases() {
 		for _, t := range l.Sizes {
 			if c.Mode.Has(Piecewise) {
@@ -70,7 +72,13 @@ func (c Config) keys(l Ladder) []Key {
 				add(Key{Mode: Full, Tokens: t, Reqs: min(t, r), Bound: d, LoRA: lora})
 			}
 		}
-		if !c.Mode.SeparateDecode() || c.Trim == AdaptiveDrafts {
+		if !c.Mode.SeparateDecode() {
+			continue
+		}
+		if c.Trim == AdaptiveDrafts {
+			for _, n := range l.Requests {
+				add(Key{Mode: Full, Tokens: n * d, Reqs: min(n*d, r), Bound: d, LoRA: lora})
+			}
 			continue
 		}
 		for _, q := range c.widths() {

@@ -47,16 +47,16 @@ func (c LadderConfig) validate() []error {
 		errs = append(errs, &ConfigError{Field: "Ladder." + field, Problem: fmt.Sprintf(format, args...)})
 	}
 	for i, s := range c.Sizes {
-		if s < 1 || s > limit {
-			bad(fmt.Sprintf("Sizes[%d]", i), "%d is not in 1..%d", s, limit)
+		if s < 1 || s > maxTokens {
+			bad(fmt.Sprintf("Sizes[%d]", i), "%d is not in 1..%d", s, maxTokens)
 		}
 	}
 	for _, f := range []struct {
 		name string
 		v    int
 	}{{"MaxSize", c.MaxSize}, {"Cap", c.Cap}, {"Multiple", c.Multiple}, {"MaxSizes", c.MaxSizes}} {
-		if f.v < 0 || f.v > limit {
-			bad(f.name, "%d is not in 0..%d", f.v, limit)
+		if f.v < 0 || f.v > maxTokens {
+			bad(f.name, "%d is not in 0..%d", f.v, maxTokens)
 		}
 	}
 	return errs
@@ -66,7 +66,7 @@ func (c LadderConfig) validate() []error {
 type Ladder struct {
 	Sizes    []int32 // tokens, ascending
 	Requests []int32 // further decode graphs by row count, ascending; empty with explicit sizes
-	Max      int32   // M, the largest size
+	Max      int32   // M, the largest size of any graph
 }
 
 // NewLadder derives the sizes of a deployment.
@@ -99,17 +99,26 @@ func NewLadder(c Config) (Ladder, error) {
 	default:
 		m = min(2*r*d, top)
 	}
-	wide := min(r, top) * d // the widest decode step
-	if derived {
-		m = max(m, min(wide, b))
+	// Row counts up to the widest decode step that the budget allows.
+	var reqs []int
+	if widest := min(r, top, b/d); derived && widest > 0 {
+		reqs = append(grid(widest, lc.Grid), widest)
 	}
+	// Decode graphs have sizes of their own where nothing constrains them.
+	byReqs := lc.Runner == RunnerV2 && lc.Multiple <= 1 && lc.MaxSizes == 0
 
 	sizes := slices.Clone(lc.Sizes)
 	if !explicit {
 		sizes = grid(min(m, b), lc.Grid)
 	}
-	if lc.MaxSize > 0 || derived && (lc.Rules == RulesAscend || m == wide) {
+	if lc.MaxSize > 0 || derived && lc.Rules == RulesAscend {
 		sizes = append(sizes, m)
+	}
+	if !byReqs {
+		for _, n := range reqs {
+			sizes = append(sizes, n*d)
+			m = max(m, n*d)
+		}
 	}
 	if b <= m {
 		sizes = append(sizes, b)
@@ -130,10 +139,11 @@ func NewLadder(c Config) (Ladder, error) {
 	if lc.MaxSizes > 0 {
 		l.Sizes = Sample(l.Sizes, lc.MaxSizes)
 	}
-	if derived && lc.MaxSizes == 0 && lc.Runner == RunnerV2 && max(lc.Multiple, 1) == 1 {
-		l.Requests = ascending(append(grid(min(r, top), lc.Grid), min(r, top)))
-	}
 	l.Max = l.Sizes[len(l.Sizes)-1]
+	if byReqs && len(reqs) > 0 {
+		l.Requests = ascending(reqs)
+		l.Max = max(l.Max, int32(slices.Max(reqs)*d))
+	}
 	return l, nil
 }
 

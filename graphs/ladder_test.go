@@ -30,6 +30,14 @@ func TestLadderCUDA(t *testing.T) {
 	l = mustLadder(t, Config{MaxNumSeqs: 512, Ladder: LadderConfig{Cap: 1024}})
 	require.Equal(t, int32(1024), l.Max)
 
+	l = mustLadder(t, Config{MaxNumSeqs: 256, K: 7})
+	require.Len(t, l.Sizes, 51, "the cap bounds other steps")
+	require.Equal(t, int32(2048), l.Max, "but not the widest decode step")
+	l = mustLadder(t, Config{MaxNumSeqs: 32, K: 16, MaxNumBatchedTokens: 500})
+	require.Equal(t, int32(29), l.Requests[len(l.Requests)-1], "rows that the budget allows")
+	l = mustLadder(t, Config{MaxNumSeqs: 256, K: 7, Ladder: LadderConfig{Runner: RunnerV1}})
+	require.Equal(t, int32(2048), l.Sizes[len(l.Sizes)-1], "one set of sizes for all steps")
+
 	l = mustLadder(t, Config{MaxNumSeqs: 256, MaxNumBatchedTokens: 100})
 	require.Equal(t, int32(100), l.Max, "the budget is a size")
 	require.Equal(t, int32(96), l.Sizes[len(l.Sizes)-2])
@@ -167,6 +175,16 @@ func TestValidate(t *testing.T) {
 		require.NoError(t, Config{MaxNumSeqs: 8, MaxNumBatchedTokens: 16, PCP: 2, Mode: m}.Validate())
 	}
 	require.Error(t, Config{MaxNumSeqs: 8, MaxNumBatchedTokens: 16, Bonus: NoBonus}.Validate())
+	for name, c := range map[string]Config{
+		"many sizes":    {MaxNumSeqs: 8, MaxNumBatchedTokens: 1 << 20, Ladder: LadderConfig{MaxSize: 1 << 20}},
+		"many cases":    {MaxNumSeqs: 1 << 16, MaxNumBatchedTokens: 1 << 20, K: 1 << 10, LoRA: LoRAConfig{Max: 1 << 12}, Ladder: LadderConfig{Cap: 1 << 20}},
+		"huge":          {MaxNumSeqs: 1 << 40, MaxNumBatchedTokens: 1 << 40, K: 1 << 40},
+		"many requests": {MaxNumSeqs: 1 << 16, MaxNumBatchedTokens: 1 << 20, Ladder: LadderConfig{Cap: 1 << 20}},
+	} {
+		require.Error(t, c.Validate(), name)
+	}
+	_, err = New(Config{MaxNumSeqs: 1 << 16, MaxNumBatchedTokens: 1 << 20, K: 1 << 10})
+	require.NoError(t, err)
 	_, err = New(Config{})
 	require.Error(t, err)
 }

@@ -276,8 +276,9 @@ func propPrefillRow(t *rapid.T) {
 	}
 }
 
-// propReachable: every key is what its own shape is dispatched to, and with
-// pieces every token count up to the largest has a graph.
+// propReachable: every key is what its own shape is dispatched to, with pieces
+// every token count up to the largest size has a graph, and in a derived ladder
+// every decode step that the budget allows, up to 512 rows, has one of its own.
 func propReachable(t *rapid.T) {
 	d := mustNew(t, genConfig().Draw(t, "config"))
 	for id, k := range d.Keys() {
@@ -292,8 +293,16 @@ func propReachable(t *rapid.T) {
 			t.Fatalf("the shape of %v gives %v (%v)", k, dec.Key, dec.Reason)
 		}
 	}
+	c := d.Config()
+	if w := c.DecodeWidth(); c.Ladder.Sizes == nil && c.Ladder.MaxSize == 0 && c.Mode.SeparateDecode() && c.Widths == nil && c.Trim == FixedDrafts {
+		for n := 1; n <= min(c.MaxNumSeqs, c.MaxNumBatchedTokens/w); n++ {
+			if dec := d.Select(d.Dummy(int32(n), int32(n*w), int32(w), Step{})); dec.Mode != Full {
+				t.Fatalf("%d rows of %d run as %v: %v", n, w, dec.Mode, dec.Reason)
+			}
+		}
+	}
 	if d.Config().Mode.Mixed() == Piecewise {
-		for n := int32(1); n <= d.Ladder().Max; n++ {
+		for n := int32(1); n <= d.Ladder().Sizes[len(d.Ladder().Sizes)-1]; n++ {
 			if dec := d.Select(Batch{Reqs: 1, Tokens: n, MaxQuery: n, LoRA: d.cases[0], Obstacle: ReasonPrefillRow}); dec.Mode == None {
 				t.Fatalf("%d tokens run eager: %v", n, dec.Reason)
 			}
