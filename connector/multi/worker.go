@@ -65,7 +65,10 @@ type Worker struct {
 	loads map[connector.RequestID]map[int][]kvcache.BlockID // the blocks of each child's part
 }
 
-var _ connector.Worker = (*Worker)(nil)
+var (
+	_ connector.Worker  = (*Worker)(nil)
+	_ connector.Layered = (*Worker)(nil)
+)
 
 // wait names an event that is to become complete.
 type wait struct {
@@ -316,6 +319,37 @@ func (w *Worker) join(child int, ev connector.Event) (connector.Event, bool) {
 
 // Events delivers what is complete.
 func (w *Worker) Events() <-chan connector.Event { return w.events }
+
+// Wants is true if a child needs to hear of the request's rows.
+func (w *Worker) Wants(id connector.RequestID) bool {
+	for _, c := range w.children {
+		if l, ok := c.(connector.Layered); ok && l.Wants(id) {
+			return true
+		}
+	}
+	return false
+}
+
+// Computing tells the children that send KV while it is computed.
+func (w *Worker) Computing(step uint64, rows []connector.Computing) {
+	w.layered(func(l connector.Layered) { l.Computing(step, rows) })
+}
+
+// LayerDone tells them of a layer.
+func (w *Worker) LayerDone(step uint64, layer int) {
+	w.layered(func(l connector.Layered) { l.LayerDone(step, layer) })
+}
+
+// StepDone tells them of all layers.
+func (w *Worker) StepDone(step uint64) { w.layered(func(l connector.Layered) { l.StepDone(step) }) }
+
+func (w *Worker) layered(f func(connector.Layered)) {
+	for _, c := range w.children {
+		if l, ok := c.(connector.Layered); ok {
+			f(l)
+		}
+	}
+}
 
 // Close closes the children and waits for their last events.
 func (w *Worker) Close() error {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-serving/sluice/connector/transport"
+	"github.com/sluice-serving/sluice/kvcache"
 )
 
 // The control channel carries frames of a length (u32, little endian) and a
@@ -30,6 +31,10 @@ const (
 	verbRenew   verb = "renew"   // prolong leases; the reply opens their blocks
 	verbConfirm verb = "confirm" // is the lease unbroken?
 	verbRelease verb = "release" // end leases
+
+	verbOffer    verb = "offer"    // D's blocks are open for a push
+	verbStanding verb = "standing" // is the offer known?
+	verbWithdraw verb = "withdraw" // nothing is to be pushed any more
 )
 
 type request struct {
@@ -38,6 +43,25 @@ type request struct {
 	Want    string     `json:"want,omitempty"` // engine id that is meant
 	Hello   *identity  `json:"hello,omitempty"`
 	Leases  []leaseRef `json:"leases,omitempty"`
+	Offer   *offer     `json:"offer,omitempty"`
+}
+
+// offer is what D wants pushed, and where to.
+type offer struct {
+	Transfer string                 `json:"transfer"`
+	Nonce    Secret                 `json:"nonce"`            // of this load of D's
+	From     int                    `json:"from,omitempty"`   // first block position
+	Blocks   [][]kvcache.BlockID    `json:"blocks,omitempty"` // of D, per KV group, position by position from there
+	Open     []transport.Capability `json:"open,omitempty"`   // per KV group
+	WaitMS   int64                  `json:"wait_ms,omitempty"`
+}
+
+// pushed is the notification that ends a push.
+type pushed struct {
+	Nonce   Secret `json:"nonce"`
+	Tokens  int    `json:"tokens"`            // whose KV D has now, those that it had included
+	Missing []int  `json:"missing,omitempty"` // block positions that P does not hold
+	Error   string `json:"error,omitempty"`
 }
 
 // leaseRef names a lease of the receiver.
@@ -49,7 +73,7 @@ type leaseRef struct {
 type reply struct {
 	Error  *replyError  `json:"error,omitempty"`
 	Hello  *identity    `json:"hello,omitempty"`
-	Leases []leaseState `json:"leases,omitempty"` // in the order of the request
+	Leases []leaseState `json:"leases,omitempty"` // in the order of the request; one of standing
 }
 
 // replyError carries an error over the wire so that it is the same one there.

@@ -41,16 +41,17 @@ func FuzzAnswer(f *testing.F) {
 	f.Add([]byte(`{"v":1,"verb":"release","want":"p-1","leases":[{"request":"p-1","slot":1,"generation":1,"secret":"00000000000000000000000000000000"}]}`))
 	f.Add([]byte(`{"v":1,"verb":"hello","want":"p-1","hello":{"groups":[{}],"regions":[{"layer":-5}]}}`))
 	w := &Worker{cfg: WorkerConfig{EngineID: "p-1"}.withDefaults(), leases: newLeases(time.Hour, time.Hour)}
+	w.pushes = newPushes(w)
 	w.leases.add(&held{request: connector.NewRequestID(1, 1), name: "p-1", lease: Lease{1, 1, Secret{9}}}, time.Now())
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		var req request
 		if json.Unmarshal(raw, &req) != nil {
 			return
 		}
-		rep, ended := w.answer(&req)
+		rep, ended := w.answer(&req, &identity{})
 		require.NotNil(t, rep)
 		require.Empty(t, ended, "nobody guesses the secret")
-		if rep.Error == nil && req.Verb != verbHello {
+		if rep.Error == nil && req.Verb != verbHello && req.Offer == nil {
 			require.Len(t, rep.Leases, len(req.Leases))
 		}
 	})

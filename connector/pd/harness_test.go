@@ -3,7 +3,9 @@ package pd
 import (
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
+	"strconv"
 	"testing"
 	"time"
 
@@ -175,3 +177,5 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	require.Eventually(t, ok, 20*time.Second, time.Millisecond, what)
 }
+
+func addr(ep Endpoint) string { return net.JoinHostPort(ep.Host, strconv.Itoa(ep.Port)) }

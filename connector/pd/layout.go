@@ -87,6 +87,14 @@ func compare(ours, theirs *identity) error {
 	return nil
 }
 
+// check reports an identity that cannot be, of a peer that is to be written to.
+func (id *identity) check() error {
+	if len(id.Groups) > 255 || len(id.Regions) > 1<<16 {
+		return fmt.Errorf("peer with %d KV groups and %d tensors", len(id.Groups), len(id.Regions))
+	}
+	return nil
+}
+
 func (r regionInfo) shape() string {
 	return fmt.Sprintf("group %d layer %d %q of %d bytes a block", r.Group, r.Layer, r.Name, r.BlockBytes)
 }

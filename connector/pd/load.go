@@ -43,7 +43,11 @@ func (w *Worker) startLoad(op *connector.Op, what *loadPayload) {
 // run reads, confirms, reports, and releases, whatever happens in between.
 func (l *load) run(ctx context.Context) {
 	begin := time.Now()
-	failed, all, err := l.transfer(ctx)
+	move := l.transfer
+	if l.what.transfer != "" {
+		move = l.await
+	}
+	failed, all, err := move(ctx)
 	l.w.mu.Lock()
 	delete(l.w.loads, l.op.Request)
 	l.w.mu.Unlock()
@@ -64,7 +68,9 @@ func (l *load) run(ctx context.Context) {
 		c.bytes.Add(uint64(t.Bytes))
 	}
 	l.w.emit(connector.Event{Kind: connector.Received, Request: l.op.Request, Payload: t})
-	l.w.release(l.what.ref)
+	if l.what.transfer == "" {
+		l.w.release(l.what.ref)
+	}
 }
 
 // amount counts the blocks that arrived.

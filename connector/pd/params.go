@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/sluice-serving/sluice/kvcache"
 )
@@ -33,7 +34,8 @@ type Params struct {
 	LastToken  *int                // the token that P sampled
 	Lease      Lease
 	ExpiryTime *float64 // not used for decisions: the clocks differ
-	Mode       string   // "pull" or "push"
+	Mode       string   // "pull", the default, or "push": P writes while it computes
+	Transfer   string   // of a push: the name under which P and D meet, unguessable
 
 	ETAMillis      *float64 // what the prefiller would take, from the proxy
 	ResidentTokens *int     // of the session at the turn's end
@@ -115,6 +117,7 @@ func ParseParams(raw []byte) (*Params, error) {
 	d.optInt("last_token_id", &p.LastToken)
 	d.float("remote_blocks_expiry_time", &p.ExpiryTime)
 	d.string("transfer_mode", &p.Mode)
+	d.string("transfer_id", &p.Transfer)
 	d.float("remote_eta_ms", &p.ETAMillis)
 	d.optInt("resident_tokens", &p.ResidentTokens)
 	d.float("resident_until_ms", &p.ResidentUntil)
@@ -135,18 +138,33 @@ func ParseParams(raw []byte) (*Params, error) {
 
 // check reports what the name of a peer's blocks lacks.
 func (p *Params) check() error {
-	why := "a value, as do_remote_prefill is true"
-	if !p.DoRemotePrefill {
-		if !p.DoRemoteDecode || p.EngineID == "" {
-			return nil
-		}
-		why = "a value, as remote_engine_id is set"
-	}
 	var errs []error
+	why := "a value, as do_remote_prefill is true"
 	need := func(field string, have bool) {
 		if !have {
 			errs = append(errs, &ParamError{field, why, "none"})
 		}
+	}
+	switch {
+	case p.Mode != "" && p.Mode != "pull" && p.Mode != "push":
+		return &ParamError{"transfer_mode", `"pull" or "push"`, fmt.Sprintf("%q", p.Mode)}
+	case p.Pushed():
+		why = `a value, as transfer_mode is "push"`
+		need("transfer_id", p.Transfer != "")
+		if len(p.Transfer) > maxTransferID {
+			errs = append(errs, &ParamError{"transfer_id", fmt.Sprintf("at most %d characters", maxTransferID), strconv.Itoa(len(p.Transfer))})
+		}
+		if p.DoRemotePrefill {
+			need("remote_engine_id", p.EngineID != "")
+			need("remote_host", p.Host != "")
+			need("remote_port", p.Port != 0)
+		}
+		return errors.Join(errs...)
+	case p.DoRemotePrefill:
+	case p.DoRemoteDecode && p.EngineID != "":
+		why = "a value, as remote_engine_id is set"
+	default:
+		return nil
 	}
 	need("remote_engine_id", p.EngineID != "")
 	need("remote_request_id", p.RequestID != "")
@@ -154,11 +172,13 @@ func (p *Params) check() error {
 	need("remote_port", p.Port != 0)
 	need("remote_block_ids", p.Blocks != nil)
 	need("remote_lease", p.Lease.Generation != 0)
-	if p.Mode != "" && p.Mode != "pull" {
-		errs = append(errs, &ParamError{"transfer_mode", `"pull"`, fmt.Sprintf("%q", p.Mode)})
-	}
 	return errors.Join(errs...)
 }
+
+// Pushed says whether P writes the KV to D, rather than D reading it.
+func (p *Params) Pushed() bool { return p.Mode == "push" }
+
+const maxTransferID = 128
 
 // Clone copies the object, so that two requests never share one.
 func (p *Params) Clone() *Params {
@@ -198,6 +218,9 @@ func (p *Params) MarshalJSON() ([]byte, error) {
 		out["tp_size"], out["remote_ptp_size"], out["remote_pcp_size"], out["remote_dcp_size"] = 1, 1, 1, 1
 		out["remote_multi_nodes_meta_mapping"] = map[string]any{}
 		out["last_token_id"] = p.LastToken
+	}
+	if p.Pushed() {
+		out["transfer_mode"], out["transfer_id"] = p.Mode, p.Transfer
 	}
 	if p.ETAMillis != nil {
 		out["remote_eta_ms"] = *p.ETAMillis

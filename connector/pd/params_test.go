@@ -73,8 +73,9 @@ func TestParamsErrorsSayWhatIsWrong(t *testing.T) {
 		`{"remote_lease":"x"}`:           `kv_transfer_params.remote_lease: want an object {"slot","generation","secret"}, got a string "x"`,
 		`{"do_virtual":true}`:            "kv_transfer_params.do_virtual: want false: KV that was not computed is never used, got true",
 		`{"do_remote_prefill":true,"remote_engine_id":"e","remote_request_id":"r","remote_host":"h","remote_port":1,"remote_block_ids":[[1]]}`: "kv_transfer_params.remote_lease: want a value, as do_remote_prefill is true, got none",
-		strings.Replace(pullParams, `"pull"`, `"push"`, 1): `kv_transfer_params.transfer_mode: want "pull", got "push"`,
-		strings.Replace(pullParams, `000102`, `zz0102`, 1): "kv_transfer_params.remote_lease: want",
+		strings.Replace(pullParams, `"pull"`, `"shove"`, 1):                                                          `kv_transfer_params.transfer_mode: want "pull" or "push", got "shove"`,
+		`{"do_remote_prefill":true,"transfer_mode":"push","remote_engine_id":"e","remote_host":"h","remote_port":1}`: `kv_transfer_params.transfer_id: want a value, as transfer_mode is "push", got none`,
+		strings.Replace(pullParams, `000102`, `zz0102`, 1):                                                           "kv_transfer_params.remote_lease: want",
 	} {
 		_, err := ParseParams([]byte(in))
 		require.ErrorContains(t, err, want, "%s", in)

@@ -316,7 +316,7 @@ func (p *peer) call(ctx context.Context, req *request) (*reply, error) {
 	if rep.Error != nil {
 		return nil, rep.Error.err()
 	}
-	if len(rep.Leases) != len(req.Leases) {
+	if req.Offer == nil && len(rep.Leases) != len(req.Leases) {
 		return nil, fmt.Errorf("peer answered for %d leases of %d", len(rep.Leases), len(req.Leases))
 	}
 	return rep, nil

@@ -76,19 +76,19 @@ func (s *Scheduler) worthwhile(q *pull, n int) bool {
 	return true
 }
 
-// offers are the turns whose blocks D keeps, oldest first.
-type offers struct {
-	list   []offer
+// keptTurns are the turns whose blocks D keeps, oldest first.
+type keptTurns struct {
+	list   []keptTurn
 	blocks int
 }
 
-type offer struct {
+type keptTurn struct {
 	id      connector.RequestID
 	session string
 	blocks  int
 }
 
-func (o *offers) forget(id connector.RequestID) {
+func (o *keptTurns) forget(id connector.RequestID) {
 	for i, x := range o.list {
 		if x.id == id {
 			o.blocks -= x.blocks
@@ -110,9 +110,9 @@ func (s *Scheduler) offerTurn(r *connector.Request, tables connector.Tables, end
 		}
 	}
 	s.stats.Offered++
-	out := s.hold(r, tables, end, s.cfg.Reverse.Keep)
+	out := s.hold(r, tables, end, s.cfg.Reverse.Keep, "")
 	out.DoRemoteDecode = true
-	s.turns.list = append(s.turns.list, offer{r.ID, r.Session, n})
+	s.turns.list = append(s.turns.list, keptTurn{r.ID, r.Session, n})
 	s.turns.blocks += n
 	return connector.Hold{Delay: true, Timeout: max(s.cfg.MaxHold, s.cfg.Reverse.Keep) + s.cfg.Lease, Params: out}
 }

@@ -133,7 +133,7 @@ type Scheduler struct {
 	cfg   SchedulerConfig
 	pulls map[connector.RequestID]*pull
 	holds map[connector.RequestID]*completions
-	turns offers // of finished turns
+	turns keptTurns
 	speed speed
 	ops   []connector.Op
 	stats SchedulerStats
@@ -198,6 +198,10 @@ func (s *Scheduler) Live() int { return len(s.pulls) + len(s.holds) }
 // blocks. A lease that this engine will not use is released at once.
 func (s *Scheduler) Added(r *connector.Request) {
 	p, ok := connector.ParamsOf[*Params](r)
+	if ok && p != nil && p.Pushed() && p.DoRemoteDecode && s.cfg.Role != Consumer {
+		s.ops = append(s.ops, connector.Op{Kind: connector.OpRenew, Request: r.ID, Payload: trackPayload{p.Transfer}})
+		return
+	}
 	if !ok || p == nil || p.EngineID == "" {
 		return
 	}
@@ -215,7 +219,9 @@ func (s *Scheduler) Added(r *connector.Request) {
 		s.release(r.ID, q)
 		return
 	}
-	s.ops = append(s.ops, connector.Op{Kind: connector.OpRenew, Request: r.ID, Payload: refOf(p)})
+	if !p.Pushed() { // else there is no lease yet
+		s.ops = append(s.ops, connector.Op{Kind: connector.OpRenew, Request: r.ID, Payload: refOf(p)})
+	}
 }
 
 // Lookup offers the prompt's tokens that the peer has computed and that are
@@ -241,7 +247,7 @@ func (s *Scheduler) remoteTokens(p *Params, prompt int) int {
 	for _, list := range p.Blocks {
 		n = min(n, len(list)*s.cfg.BlockSize)
 	}
-	if len(p.Blocks) == 0 {
+	if len(p.Blocks) == 0 && !p.Pushed() {
 		return 0
 	}
 	return n
@@ -263,10 +269,13 @@ func (s *Scheduler) Allocated(r *connector.Request, tables connector.Tables, loc
 	q.phase = loading
 	s.stats.Loads++
 	from, to := local/s.cfg.BlockSize, ceilDiv(local+external, s.cfg.BlockSize)
-	load := &loadPayload{ref: refOf(q.params), groups: len(q.params.Blocks)}
+	load := &loadPayload{ref: refOf(q.params), groups: len(q.params.Blocks), transfer: q.params.Transfer}
 	blocks := make(connector.Tables, len(tables))
 	load.remote = make(connector.Tables, len(tables))
 	for g, table := range tables {
+		if q.params.Pushed() {
+			load.positions = append(load.positions, append([]kvcache.BlockID{}, table[min(from, len(table)):min(to, len(table))]...))
+		}
 		for i := from; i < min(to, len(table)); i++ {
 			if table[i] == kvcache.NullBlock {
 				continue
@@ -288,7 +297,11 @@ func (s *Scheduler) Allocated(r *connector.Request, tables connector.Tables, loc
 // release ends a lease without a read.
 func (s *Scheduler) release(id connector.RequestID, q *pull) {
 	q.phase = over
-	s.ops = append(s.ops, connector.Op{Kind: connector.OpRelease, Request: id, Payload: refOf(q.params)})
+	op := connector.Op{Kind: connector.OpRelease, Request: id, Payload: refOf(q.params)}
+	if q.params.Pushed() {
+		op.Payload = withdrawPayload{refOf(q.params).peer, q.params.Transfer}
+	}
+	s.ops = append(s.ops, op)
 }
 
 // Preempting saves nothing.
@@ -312,16 +325,30 @@ func (s *Scheduler) Finished(r *connector.Request, tables connector.Tables, end 
 		}
 	}
 	p, ok := connector.ParamsOf[*Params](r)
-	if !ok || p == nil || !end.Reason.Complete() || tables.Blocks() == 0 {
+	if !ok || p == nil {
 		return connector.Hold{}
+	}
+	push := p.Pushed() && p.DoRemoteDecode && s.cfg.Role != Consumer
+	if !end.Reason.Complete() || tables.Blocks() == 0 {
+		if push {
+			s.ops = append(s.ops, connector.Op{Kind: connector.OpCancel, Request: r.ID, Payload: trackPayload{p.Transfer}})
+		}
+		return connector.Hold{}
+	}
+	if push {
+		end.Computed = min(end.Computed, r.Prompt)
 	}
 	switch {
 	case p.DoRemoteDecode && s.cfg.Role != Consumer:
 		s.stats.Holds++
-		out := s.hold(r, tables, end, 0)
+		out := s.hold(r, tables, end, 0, p.Transfer)
 		out.DoRemotePrefill, out.NumTokens = true, min(end.Computed, r.Prompt)
 		// The worker ends the hold; the scheduler's own deadline is behind it.
-		return connector.Hold{Delay: true, Timeout: s.cfg.MaxHold + s.cfg.Lease, Params: out}
+		h := connector.Hold{Delay: true, Timeout: s.cfg.MaxHold + s.cfg.Lease}
+		if !push { // of a push D was told at the same time as P
+			h.Params = out
+		}
+		return h
 	case !p.DoRemoteDecode && s.cfg.Role != Producer && s.cfg.Reverse.Enable:
 		return s.offerTurn(r, tables, end)
 	}
@@ -330,14 +357,14 @@ func (s *Scheduler) Finished(r *connector.Request, tables connector.Tables, end 
 
 // hold keeps a request's blocks under a lease, whose first term is life or the
 // usual one, and names them.
-func (s *Scheduler) hold(r *connector.Request, tables connector.Tables, end connector.End, life time.Duration) *Params {
+func (s *Scheduler) hold(r *connector.Request, tables connector.Tables, end connector.End, life time.Duration, transfer string) *Params {
 	s.holds[r.ID] = &completions{}
 	lease := Lease{Slot: r.ID.Slot(), Generation: r.ID.Generation()}
 	lease.Secret = s.secret(lease)
 	blocks := tables.Clone()
 	s.ops = append(s.ops, connector.Op{
 		Kind: connector.OpSend, Request: r.ID, Tokens: connector.Range{To: end.Computed}, Blocks: blocks,
-		Payload: &sendPayload{name: r.Name, lease: lease, life: life},
+		Payload: &sendPayload{name: r.Name, lease: lease, life: life, transfer: transfer},
 	})
 	out := &Params{
 		EngineID: s.cfg.Self.EngineID, RequestID: r.Name, Host: s.cfg.Self.Host, Port: s.cfg.Self.Port,
@@ -437,6 +464,18 @@ type sendPayload struct {
 	name  string
 	lease Lease
 	life  time.Duration // of the first term; 0: the usual one
+
+	transfer string // of a push
+}
+
+// trackPayload goes with OpRenew at P when a request enters whose KV is to be
+// pushed, and with OpCancel when it ends without all of it.
+type trackPayload struct{ transfer string }
+
+// withdrawPayload goes with OpRelease at D: nothing is to be pushed.
+type withdrawPayload struct {
+	peer     Endpoint
+	transfer string
 }
 
 // ownPayload goes with OpRelease: the lease is this engine's own.
@@ -447,4 +486,7 @@ type loadPayload struct {
 	ref    ref
 	groups int // KV groups of the peer's lists
 	remote connector.Tables
+
+	transfer  string              // of a push; remote is not used then
+	positions [][]kvcache.BlockID // of a push: the local blocks, holes included, from the first position on
 }

@@ -51,12 +51,16 @@ func (w *Worker) accept() {
 
 // serve answers one peer's control connection until it fails.
 func (w *Worker) serve(c *channel) {
+	var theirs *identity // of the hello
 	for {
 		var req request
 		if err := c.read(&req, time.Now().Add(controlIdle)); err != nil {
 			return
 		}
-		rep, ended := w.answer(&req)
+		if req.Verb == verbHello {
+			theirs = req.Hello
+		}
+		rep, ended := w.answer(&req, theirs)
 		if err := c.write(rep, time.Now().Add(w.cfg.Call)); err != nil {
 			rep = nil
 		}
@@ -70,8 +74,9 @@ func (w *Worker) serve(c *channel) {
 }
 
 // answer decides a request. The leases returned were taken out of the table
-// and are the caller's to end.
-func (w *Worker) answer(req *request) (*reply, []*held) {
+// and are the caller's to end. theirs is what the peer said of itself, nil
+// before its hello.
+func (w *Worker) answer(req *request, theirs *identity) (*reply, []*held) {
 	refuse := func(err error) (*reply, []*held) {
 		return &reply{Error: replyErrorOf(err, w.cfg.EngineID)}, nil
 	}
@@ -91,7 +96,7 @@ func (w *Worker) answer(req *request) (*reply, []*held) {
 		if req.Hello == nil {
 			return refuse(errors.New("hello without an identity"))
 		}
-		if err := compare(&w.id, req.Hello); err != nil {
+		if err := errors.Join(compare(&w.id, req.Hello), req.Hello.check()); err != nil {
 			w.cfg.Log.Error("pd: peer refused", "error", err)
 			return refuse(err)
 		}
@@ -115,6 +120,12 @@ func (w *Worker) answer(req *request) (*reply, []*held) {
 			}
 			rep.Leases = append(rep.Leases, leaseState{Held: h != nil})
 		}
+	case verbOffer, verbStanding, verbWithdraw:
+		held, err := w.pushes.answer(req.Verb, req.Offer, theirs, now)
+		if err != nil {
+			return refuse(err)
+		}
+		rep.Leases = []leaseState{{Held: held}}
 	default:
 		return refuse(fmt.Errorf("unknown verb %q", req.Verb))
 	}

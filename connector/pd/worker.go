@@ -108,6 +108,8 @@ type WorkerStats struct {
 	Loads, LoadsFailed   uint64 // ended; of them those with at least one failed block
 	BlocksRead           uint64
 	BytesRead            uint64
+	BytesPushed          uint64 // by P
+	PushesFailed         uint64
 	Leases               uint64 // given
 	LeasesReleased       uint64 // ended by D
 	LeasesExpired        uint64 // ended by the clock
@@ -118,11 +120,13 @@ type WorkerStats struct {
 	CancelsUnknown       uint64 // cancels of requests without a load
 	LeasesNow, PeersNow  int
 	TrackedNow, LoadsNow int
+	PushesNow            int
 }
 
 type workerCounters struct {
 	loads, loadsFailed, blocks, bytes           atomic.Uint64
 	leases, released, expired, unknown, givenUp atomic.Uint64
+	pushedBytes, pushesFailed                   atomic.Uint64
 	renewals, broken, cancelsUnknown            atomic.Uint64
 }
 
@@ -134,6 +138,8 @@ type Worker struct {
 	self      Endpoint
 	id        identity // constant after Register
 	leases    *leases
+	pushes    *pushes  // at P
+	arrivals  arrivals // at D
 	counters  workerCounters
 
 	events  chan connector.Event
@@ -167,6 +173,7 @@ func NewWorker(cfg WorkerConfig) (*Worker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pd control channel: %w", err)
 	}
+	w.pushes = newPushes(w)
 	w.ln = ln
 	if w.transport, err = cfg.Transport(w.notified); err != nil {
 		ln.Close()
@@ -233,11 +240,12 @@ func (w *Worker) Stats() WorkerStats {
 		Loads: c.loads.Load(), LoadsFailed: c.loadsFailed.Load(), BlocksRead: c.blocks.Load(), BytesRead: c.bytes.Load(),
 		Leases: c.leases.Load(), LeasesReleased: c.released.Load(), LeasesExpired: c.expired.Load(),
 		ReleasesUnknown: c.unknown.Load(), ReleasesGivenUp: c.givenUp.Load(), Renewals: c.renewals.Load(),
+		BytesPushed: c.pushedBytes.Load(), PushesFailed: c.pushesFailed.Load(),
 		Broken: c.broken.Load(), CancelsUnknown: c.cancelsUnknown.Load(), LeasesNow: w.leases.len(),
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s.PeersNow, s.LoadsNow = len(w.peers), len(w.loads)
+	s.PeersNow, s.LoadsNow, s.PushesNow = len(w.peers), len(w.loads), w.pushes.len()
 	for _, p := range w.peers {
 		s.TrackedNow += p.tracked()
 	}
@@ -269,22 +277,31 @@ func (w *Worker) submit(op *connector.Op) {
 			w.startLoad(op, p)
 		}
 	case connector.OpRenew:
-		if r, ok := op.Payload.(ref); ok {
+		switch r := op.Payload.(type) {
+		case ref:
 			if p := w.peer(r.peer); p != nil {
 				p.track(r)
 				p.leave()
 			}
+		case trackPayload:
+			w.pushes.track(op.Request, r.transfer)
 		}
 	case connector.OpRelease:
 		switch p := op.Payload.(type) {
 		case ref:
 			w.release(p)
+		case withdrawPayload:
+			w.withdraw(p)
 		case ownPayload:
 			if h := w.leases.own(p.id); h != nil {
 				w.wg.Go(func() { w.end(h) })
 			}
 		}
 	case connector.OpCancel:
+		if p, ok := op.Payload.(trackPayload); ok {
+			w.pushes.abort(p.transfer)
+			return
+		}
 		w.mu.Lock()
 		cancel := w.loads[op.Request]
 		w.mu.Unlock()
@@ -319,6 +336,9 @@ func (w *Worker) release(r ref) {
 func (w *Worker) keep(op *connector.Op, p *sendPayload) {
 	h := &held{request: op.Request, name: p.name, lease: p.lease, life: p.life}
 	for g, blocks := range op.Blocks {
+		if p.transfer != "" {
+			break // nobody reads what is pushed
+		}
 		var regions []transport.RegionID
 		for _, r := range w.id.Regions {
 			if r.Group == g {
@@ -341,11 +361,15 @@ func (w *Worker) keep(op *connector.Op, p *sendPayload) {
 	}
 	w.counters.leases.Add(1)
 	w.leases.add(h, time.Now())
+	if p.transfer != "" {
+		w.pushes.finish(op, p.transfer)
+	}
 }
 
 // end closes a lease that was taken out of the table: nobody can read the
 // blocks any more, then they are given back.
 func (w *Worker) end(h *held) {
+	w.pushes.forget(h.request)
 	for _, c := range h.open {
 		w.transport.Revoke(c)
 	}
@@ -376,9 +400,6 @@ func (w *Worker) watchLeases() {
 		}
 	}
 }
-
-// notified takes the transport's notifications; pulling needs none.
-func (w *Worker) notified(transport.Instance, []byte) {}
 
 // Close ends all transfers and goroutines. Leases that this engine holds at
 // peers are released as far as the peers answer within a second.

@@ -218,6 +218,40 @@ func TestFaultyTransportNeverChangesAnAnswer(t *testing.T) {
 	})
 }
 
+func TestPushedPromptsAnswerAsIfComputedHere(t *testing.T) {
+	both(t, func(t *testing.T, mode scheduler.Scheduling) {
+		p, pp := engine(t, 60, mode, setup{id: "p", role: pd.Producer}) // too small for all at once
+		d, dp := engine(t, 90, mode, setup{id: "d", role: pd.Consumer, slots: 100})
+		qs := questions(6, 12, 20, 90, 12)
+		params := map[string]*pd.Params{}
+		ep := pp.pdw.Endpoint()
+		for _, q := range qs { // P and D hear of a request at the same time
+			params[q.name] = &pd.Params{
+				DoRemotePrefill: true, Mode: "push", Transfer: "t-" + q.name, EngineID: ep.EngineID, Host: ep.Host, Port: ep.Port,
+			}
+			_, err := p.Scheduler.Add(scheduler.Request{
+				ID: q.name, Prompt: clone(q.prompt), MaxTokens: 1, Params: &pd.Params{DoRemoteDecode: true, Mode: "push", Transfer: "t-" + q.name},
+			})
+			require.NoError(t, err)
+		}
+		ask(t, d, qs, params)
+		for end := time.Now().Add(60 * time.Second); len(d.Ends) < len(qs); {
+			require.True(t, time.Now().Before(end), "%d of %d answered", len(d.Ends), len(qs))
+			for _, e := range []*Engine{p, d} {
+				_, err := e.Step()
+				require.NoError(t, err)
+			}
+		}
+		answered(t, d, qs)
+		require.NoError(t, d.Run(30*time.Second))
+		rest(t, p)
+		require.Zero(t, pp.pdw.Stats().LeasesNow+pp.pdw.Stats().PushesNow)
+		require.NotZero(t, pp.pdw.Stats().BytesPushed)
+		require.Zero(t, dp.pdw.Stats().LoadsFailed)
+		require.EqualValues(t, 12, dp.pdw.Stats().Loads)
+	})
+}
+
 // chain is the order of things that happened to one request, from the log.
 func chain(d *Engine, id string) string {
 	var out []string

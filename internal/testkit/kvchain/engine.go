@@ -120,7 +120,7 @@ func (e *Engine) Step() (bool, error) {
 	if err := e.ops(p.Seq); err != nil {
 		return false, err
 	}
-	e.flight = append(e.flight, inFlight{p, e.exec.run(p)})
+	e.flight = append(e.flight, inFlight{p, e.run(p)})
 	for len(e.flight) >= e.depth || len(e.flight) > 0 && p.Rows() == 0 {
 		if err := e.apply(); err != nil {
 			return false, err
@@ -136,6 +136,27 @@ func (e *Engine) Step() (bool, error) {
 		}
 	}
 	return true, nil
+}
+
+// run computes a plan and tells a worker that sends KV meanwhile.
+func (e *Engine) run(p *scheduler.Plan) scheduler.Result {
+	e.exec.tabulate(p)
+	l, ok := e.worker.(connector.Layered)
+	if !ok {
+		return e.exec.run(p)
+	}
+	var rows []connector.Computing
+	for i, id := range p.Requests {
+		if p.Computed[i] < p.Prefill[i] && l.Wants(id) {
+			table := connector.Tables{append([]kvcache.BlockID(nil), e.exec.tables[id.Slot()]...)}
+			rows = append(rows, connector.Computing{Request: id, Tables: table, From: int(p.Computed[i]), To: int(p.Computed[i] + p.Scheduled[i])})
+		}
+	}
+	l.Computing(p.Seq, rows)
+	res := e.exec.run(p)
+	l.LayerDone(p.Seq, 0)
+	l.StepDone(p.Seq)
+	return res
 }
 
 // apply ends the oldest plan in flight.

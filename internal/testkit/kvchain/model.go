@@ -83,14 +83,18 @@ type executor struct {
 	last   map[uint32]kvcache.Token // sampled last, by slot
 }
 
+// tabulate takes up the changes of the block tables.
+func (e *executor) tabulate(p *scheduler.Plan) {
+	for i, id := range p.Requests {
+		from, blocks := p.Table(i, 0)
+		e.tables[id.Slot()] = append(e.tables[id.Slot()][:from], blocks...)
+	}
+}
+
+// run computes a plan whose tables were taken up.
 func (e *executor) run(p *scheduler.Plan) scheduler.Result {
 	var res scheduler.Result
 	bs := int32(e.mem.blockSize)
-	for i, id := range p.Requests { // all KV before any reading, as in a layer
-		from, blocks := p.Table(i, 0)
-		table := append(e.tables[id.Slot()][:from], blocks...)
-		e.tables[id.Slot()] = table
-	}
 	for i, id := range p.Requests {
 		table := e.tables[id.Slot()]
 		pos := p.Computed[i]
