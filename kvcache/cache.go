@@ -34,6 +34,7 @@ type Cache struct {
 	leaseBook
 	journal
 	stats counters
+	residency
 
 	worklist []BlockID // scratch of Uncache
 }
@@ -123,6 +124,7 @@ func (c *Cache) Reset() error {
 	}
 	c.epoch++
 	c.pool.init(len(c.blocks))
+	c.residency.log = c.residency.log[:0]
 	c.leaseBook.init(c.cfg, c.usable())
 	c.clearTree()
 	for _, s := range c.seqs {

@@ -117,6 +117,7 @@ func (c *Cache) account(id BlockID, b *block) {
 		class = Prioritised
 	}
 	c.stats.evictions[class]++
+	c.residency.note(b.stamp&(1<<stampBits-1), c.releases)
 	if c.cfg.OnEvict == nil {
 		return
 	}
