@@ -37,6 +37,9 @@ const builtinSeed = 1
 type Options struct {
 	Logger *slog.Logger // nil: silent
 	Trace  *Trace       // nil: none; the caller closes it after the engine
+	// Open opens the device of a rank, which the engine closes. Nil: the one
+	// that the configuration names.
+	Open func(rank int) (ascendrt.Device, error)
 }
 
 // Engine serves one model on one or more data-parallel ranks. Its methods may
@@ -111,7 +114,12 @@ func newRank(ctx context.Context, cfg Config, index int, base string, weights mo
 	if cfg.Sync {
 		r.limit = 1
 	}
-	dev, err := (host.Backend{}).Open(0, ascendrt.OpenOptions{Workers: cfg.DeviceWorkers, Logger: r.log})
+	if o.Open == nil {
+		o.Open = func(int) (ascendrt.Device, error) {
+			return (host.Backend{}).Open(0, ascendrt.OpenOptions{Workers: cfg.DeviceWorkers, Logger: r.log})
+		}
+	}
+	dev, err := o.Open(index)
 	if err != nil {
 		return nil, err
 	}

@@ -16,7 +16,7 @@ import (
 type metrics struct {
 	model string
 
-	running, waiting, usage, cacheInfo, blocks, blockBytes, info *prometheus.GaugeVec
+	running, waiting, waitingBy, usage, cacheInfo, blocks, blockBytes, info *prometheus.GaugeVec
 
 	queries, hits, externalQueries, externalHits, preemptions            *prometheus.CounterVec
 	prompt, promptSource, promptCached, generated, success               *prometheus.CounterVec
@@ -55,6 +55,7 @@ func newMetrics(reg prometheus.Registerer, model string) *metrics {
 
 		running:    gauge("vllm:num_requests_running", "Requests that run."),
 		waiting:    gauge("vllm:num_requests_waiting", "Requests that wait to run."),
+		waitingBy:  gauge("vllm:num_requests_waiting_by_reason", "Requests that wait, by what for: room, or something else.", "reason"),
 		usage:      gauge("vllm:kv_cache_usage_perc", "Share of KV blocks that are held, 0 to 1."),
 		cacheInfo:  gauge("vllm:cache_config_info", "Configuration of the KV cache; always 1.", "block_size", "num_gpu_blocks", "enable_prefix_caching"),
 		blocks:     gauge("sluice_kv_blocks", "KV blocks by state: free, cached (matchable and held by nobody), held.", "state"),
@@ -137,9 +138,11 @@ func (r *rankMetrics) observe(v *prometheus.HistogramVec, x float64) {
 func (r *rankMetrics) seconds(v *prometheus.HistogramVec, d time.Duration) { r.observe(v, d.Seconds()) }
 
 // state sets the gauges.
-func (r *rankMetrics) state(running, waiting int, c kvcache.Stats) {
-	r.gauge(r.m.running).Set(float64(running))
-	r.gauge(r.m.waiting).Set(float64(waiting))
+func (r *rankMetrics) state(s scheduler.Stats, c kvcache.Stats) {
+	r.gauge(r.m.running).Set(float64(s.Running))
+	r.gauge(r.m.waiting).Set(float64(s.Waiting + s.Skipped))
+	r.gauge(r.m.waitingBy, "capacity").Set(float64(s.Waiting))
+	r.gauge(r.m.waitingBy, "deferred").Set(float64(s.Skipped))
 	r.gauge(r.m.usage).Set(float64(c.Held) / float64(max(1, c.Usable)))
 	r.gauge(r.m.blocks, "free").Set(float64(c.Free))
 	r.gauge(r.m.blocks, "cached").Set(float64(c.Cached))

@@ -101,8 +101,7 @@ func (r *rank) noteEvent(ev connector.Event) {
 
 // gauges brings the gauges up to date.
 func (r *rank) gauges() {
-	st := r.sched.Stats()
-	r.metrics.state(st.Running, st.Waiting+st.Skipped, r.cache.Stats())
+	r.metrics.state(r.sched.Stats(), r.cache.Stats())
 	if r.transfer != nil {
 		in, out := r.transfer()
 		r.metrics.counter(r.metrics.m.transferBytes, "received").Add(float64(in - r.bytesIn))

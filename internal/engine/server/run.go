@@ -12,16 +12,18 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/internal/engine"
 )
 
 // RunOptions say where an engine listens and what it writes.
 type RunOptions struct {
 	Options
-	Host      string    // default 127.0.0.1
-	Port      int       // 0: any free port
-	TraceFile string    // "": no trace
-	Out       io.Writer // gets the line "listening on http://…" when the engine is ready
+	Host      string                                  // default 127.0.0.1
+	Port      int                                     // 0: any free port
+	TraceFile string                                  // "": no trace
+	Out       io.Writer                               // gets the line "listening on http://…" when the engine is ready
+	Open      func(rank int) (ascendrt.Device, error) // as engine.Options.Open
 }
 
 // Run serves until ctx ends, then drains: running requests may end within the
@@ -42,7 +44,7 @@ func Run(ctx context.Context, cfg engine.Config, o RunOptions) (err error) {
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
-	e, err := engine.New(ctx, cfg, engine.Options{Logger: o.Logger, Trace: trace})
+	e, err := engine.New(ctx, cfg, engine.Options{Logger: o.Logger, Trace: trace, Open: o.Open})
 	if err != nil {
 		ln.Close()
 		return err

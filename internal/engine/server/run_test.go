@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/host"
 	"github.com/sluice-serving/sluice/internal/engine"
 )
 
@@ -99,4 +101,31 @@ func TestRunRefusesToStart(t *testing.T) {
 	}
 	require.ErrorContains(t, Run(ctx, engine.Config{}, RunOptions{Port: n, Out: io.Discard}), "address already in use")
 	require.NoError(t, stop())
+}
+
+// A device that is lost while it serves: every request ends with an error that
+// says so in time, nothing hangs, and the process learns why.
+func TestRunLosesItsDevice(t *testing.T) {
+	lost := func(int) (ascendrt.Device, error) {
+		return (host.Backend{}).Open(0, ascendrt.OpenOptions{Workers: 1, Faults: "lost@submit:400"})
+	}
+	url, stop := running(t, engine.Config{Eager: true}, RunOptions{Open: lost})
+	c := client(t)
+	failed := 0
+	for range 20 {
+		res, err := c.Post(url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"hello","max_tokens":100,"ignore_eos":true}`))
+		if err != nil {
+			failed++
+			break // the server is gone
+		}
+		body, err := io.ReadAll(res.Body)
+		require.NoError(t, err)
+		res.Body.Close()
+		if res.StatusCode != http.StatusOK {
+			require.Equal(t, http.StatusServiceUnavailable, res.StatusCode, "%s", body)
+			failed++
+		}
+	}
+	require.Positive(t, failed)
+	require.ErrorIs(t, stop(), ascendrt.ErrDeviceLost)
 }
