@@ -29,7 +29,7 @@ func (s *Scheduler) Apply(p *Plan, res Result) ([]Output, error) {
 	s.spare = append(s.spare, p)
 	s.check()
 	if s.rec != nil {
-		s.rec.applied(p.Seq, &res, s.outs)
+		s.rec.applied(p.Seq, res, s.outs)
 	}
 	return s.outs, nil
 }

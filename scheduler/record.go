@@ -107,10 +107,9 @@ func (rec *Recorder) begin(cfg Config, s *Scheduler) {
 	}
 }
 
-func (rec *Recorder) added(id RequestID, req *Request) {
-	plain := *req
-	plain.Params = nil
-	rec.write(&entry{Op: "add", ID: id, Request: &plain})
+func (rec *Recorder) added(id RequestID, req Request) {
+	req.Params = nil
+	rec.write(&entry{Op: "add", ID: id, Request: &req})
 }
 
 func (rec *Recorder) ended(id RequestID, why FinishReason) {
@@ -139,8 +138,8 @@ func encodePlain(p *Plan) []byte {
 	return b
 }
 
-func (rec *Recorder) applied(seq uint64, res *Result, outs []Output) {
-	l := &entry{Op: "apply", Seq: seq, Result: res}
+func (rec *Recorder) applied(seq uint64, res Result, outs []Output) {
+	l := &entry{Op: "apply", Seq: seq, Result: &res}
 	for i := range outs {
 		o := &outs[i]
 		l.Outputs = append(l.Outputs, outLine{o.Request, o.Tokens, o.Finish, o.Refusal.Reason})

@@ -35,6 +35,7 @@ type rig struct {
 
 	loads map[scheduler.RequestID]loading
 	log   func(string)
+	idle  int // plans in a row without rows or a reason
 
 	// syncFails says at which block of its table a load into a step breaks off;
 	// -1: it does not. Nil: none does.
@@ -161,6 +162,13 @@ func (r *rig) plan(fail bool) (*scheduler.Plan, error) {
 	r.flight = append(r.flight, flying{p, r.exec.run(p, fail), events})
 	if r.log != nil {
 		r.log(r.describe(p))
+	}
+	// Somebody progresses within two plans, or the plan says what it waits for.
+	q := r.s.Queues()
+	if p.Rows() > 0 || p.Waits != scheduler.NoWait || len(q.Running)+len(q.Waiting)+len(q.Skipped) == 0 {
+		r.idle = 0
+	} else if r.idle++; r.idle > 1 || !r.s.HasWork() {
+		return p, fmt.Errorf("plan %d has no rows, does not say what it waits for, and requests are there:\n%s", p.Seq, r.s.Dump())
 	}
 	return p, r.s.Check()
 }

@@ -95,7 +95,8 @@ func (s *Scheduler) Plan(now Time) *Plan {
 	p.Free = int32(s.cache.Available())
 	if p.Rows() == 0 {
 		p.Waits = s.waits(p)
-		s.dirty = false
+		// With nothing to wait for, somebody was preempted: the next plan goes on.
+		s.dirty = p.Waits == NoWait && s.waiting.len()+s.skipped.len() > 0
 	}
 	s.stats.planned(p)
 	p.state = planInFlight

@@ -122,7 +122,7 @@ func (s *Scheduler) Config() Config { return s.cfg }
 func (s *Scheduler) Add(req Request) (RequestID, error) {
 	id, err := s.add(req)
 	if err == nil && s.rec != nil {
-		s.rec.added(id, &req)
+		s.rec.added(id, req)
 	}
 	return id, err
 }
