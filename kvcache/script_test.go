@@ -10,11 +10,11 @@ import (
 	"github.com/cockroachdb/datadriven"
 )
 
-// TestScripts runs the histories in testdata. Each is a file of commands with
+// TestScripts runs the histories in testdata/scripts. Each is a file of commands with
 // their answers; run with -rewrite to write the answers anew. Token lists are
 // written as 1-8,20 and may repeat: 7x3 is 7,7,7.
 func TestScripts(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/scripts", func(t *testing.T, path string) {
 		var r *script
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			if d.Cmd == "new" {
