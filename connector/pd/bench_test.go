@@ -2,6 +2,7 @@ package pd
 
 import (
 	"math/rand/v2"
+	"syscall"
 	"testing"
 	"time"
 
@@ -45,6 +46,15 @@ func benchEngine(b *testing.B, id string, role Role, blocks int, crc tcp.Checksu
 	}
 	require.NoError(b, w.Register(qwenLayout(blocks), e.regions))
 	return e
+}
+
+// cpu is the processor time of this process, in which both ends run.
+func cpu() time.Duration {
+	var u syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // BenchmarkPull measures the pull of a prompt whose blocks are scattered,
@@ -94,15 +104,16 @@ func benchPull(b *testing.B, n int, crc tcp.Checksum) {
 	require.NoError(b, err)
 	require.NoError(b, peer.Read(b.Context(), c, segs), "every page is there before the clock runs")
 
-	var pull, raw time.Duration
+	var pull, raw, pullCPU, rawCPU time.Duration
 	slot := uint32(0)
 	b.SetBytes(total)
 	for b.Loop() {
 		slot++
-		begin := time.Now()
+		begin, used := time.Now(), cpu()
 		require.NoError(b, peer.Read(b.Context(), c, segs))
 		raw += time.Since(begin)
-		begin = time.Now()
+		rawCPU += cpu() - used
+		begin, used = time.Now(), cpu()
 		pr := &connector.Request{ID: connector.NewRequestID(slot, 1), Name: "p", Tokens: tokens(n + 1), Prompt: n, Params: &Params{DoRemoteDecode: true}}
 		h := p.s.Finished(pr, connector.Tables{from}, connector.End{Reason: connector.EndLength, Computed: n})
 		p.flush()
@@ -113,6 +124,7 @@ func benchPull(b *testing.B, n int, crc tcp.Checksum) {
 		ev := d.next()
 		require.Equal(b, connector.Received, ev.Kind, "%v", ev.Err)
 		pull += time.Since(begin)
+		pullCPU += cpu() - used
 		d.s.Finished(r, nil, connector.End{})
 		require.Equal(b, connector.Sent, p.next().Kind)
 	}
@@ -120,6 +132,8 @@ func benchPull(b *testing.B, n int, crc tcp.Checksum) {
 	b.ReportMetric(mb/pull.Seconds(), "pull-MB/s")
 	b.ReportMetric(mb/raw.Seconds(), "raw-MB/s")
 	b.ReportMetric(100*raw.Seconds()/pull.Seconds(), "%-of-raw")
+	b.ReportMetric(pullCPU.Seconds()*1e6/mb, "pull-cpu-ms/GB")
+	b.ReportMetric(rawCPU.Seconds()*1e6/mb, "raw-cpu-ms/GB")
 }
 
 func blockUnits(n int) []int32 {

@@ -54,7 +54,7 @@ type wire struct {
 }
 
 func newWire(c net.Conn, stall time.Duration) *wire {
-	return &wire{conn: c, br: bufio.NewReaderSize(c, 64<<10), stall: stall}
+	return &wire{conn: c, br: bufio.NewReaderSize(c, 128<<10), stall: stall}
 }
 
 func (w *wire) staging(n int64) []byte {
