@@ -24,7 +24,7 @@ type classifier struct {
 	tail        RowVerdict           // of a tail without drafts if K is 0, else of a padded one
 	irregular   bool                 // rows past their prefill are more than Decode, or b is not 1
 	table       [numFacts]RowVerdict // by the facts of the row
-	bare        [numBare]uint64      // the same for rows without drafts: verdict, 1<<8 for a tail, 1<<32<<verdict
+	bare        [numBare]uint64      // the same for rows without drafts: verdict, 1<<16 for a tail, 1<<32<<verdict
 }
 
 func newClassifier(c Config) classifier {
@@ -38,12 +38,12 @@ func newClassifier(c Config) classifier {
 	for i := range x.bare {
 		has := func(f, fact int) int { return i / f % 2 * fact }
 		facts := has(barePrefilling, factPrefilling) | has(bareNoContext, factNoContext) | has(bareOne, factOneNew|factBonusNew) |
-			(factNoPrompt - has(bareWithin, factNoPrompt)) | factNoDrafts | factRejectOnly
+			factNoDrafts | factRejectOnly
 		if x.k == 0 {
 			facts |= factAllDrafts | has(bareOne, factWidth)
 		}
 		v := x.table[facts]
-		x.bare[i] = uint64(v) | uint64(plainTailSet>>v&1)<<8 | 1<<(32+v)
+		x.bare[i] = uint64(v) | uint64(plainTailSet>>v&1)<<16 | 1<<(32+v)
 	}
 	if !x.irregular {
 		x.tail = x.row(x.width, x.k, x.k, 1, 2)
@@ -181,8 +181,7 @@ func (x *classifier) tails(ph8, c8, p8 ints, out *[block]RowVerdict) (odd, count
 const (
 	barePrefilling = 1 << iota
 	bareNoContext
-	bareOne    // s == 1
-	bareWithin // c + s <= P
+	bareOne // s == 1
 
 	numBare = 1 << iota
 )
@@ -194,9 +193,9 @@ func undrafted(s8, d8, ph8, c8, p8 ints, facts *[block]uint8) (odd int32) {
 	for i, s := range s8 {
 		c, p := c8[i], p8[i]
 		past := c - p
-		negative |= (s - 1) | c | p
+		negative |= (s - 1) | c | p | past&^(past+s-1) // the last one: more prompt tokens than exist
 		odd |= d8[i] | ph8[i]
-		facts[i] = uint8(past>>31&barePrefilling | (c-1)>>31&bareNoContext | (s-2)>>31&bareOne | (past+s-1)>>31&bareWithin)
+		facts[i] = uint8(past>>31&barePrefilling | (c-1)>>31&bareNoContext | (s-2)>>31&bareOne)
 	}
 	return odd | negative>>31
 }
@@ -275,14 +274,18 @@ func (d *Dispatcher) Classify(rows Rows, step Step, verdicts []RowVerdict) Batch
 			clear(out[i : i+block]) // Decode
 			seen |= 1 << Decode
 		case !x.irregular && undrafted(s8, d8, ph8, c8, p8, &facts) == 0:
-			var sum, set uint64
+			var (
+				set uint64
+				sum uint32 // verdicts and, above them, tails
+				to  = (*[block]RowVerdict)(out[i:])
+			)
 			for j, f := range facts {
 				e := x.bare[f%numBare]
-				out[i+j] = RowVerdict(e)
+				to[j] = RowVerdict(e)
 				set |= e
-				sum += e & (1 << 8)
+				sum += uint32(e)
 			}
-			plainTails += int32(sum >> 8)
+			plainTails += int32(sum >> 16)
 			seen |= uint32(set >> 32)
 			uncommon = set>>32&^(1<<Decode|1<<TailOneToken) != 0
 		default:
