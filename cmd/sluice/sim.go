@@ -38,6 +38,7 @@ With --preset:
   append-prefill  the published Decoder Append-Prefill experiment: 90 sessions of
                   three turns, one Prefiller, a Decoder of two ranks
   shared-prompt   the same with a system prompt that all sessions share
+  ablations       the guarded arm with each of its guards off in turn
   tails           arrivals with imported KV at one Decoder: the steps that each
                   policy of graph classification loses to their prompt tails
 
@@ -81,9 +82,9 @@ func (f *simFlags) run(out, errs io.Writer) error {
 	case f.preset == "":
 		f.preset = "append-prefill"
 	}
-	run, ok := map[string]func() (*sim.Report, error){"append-prefill": sim.AppendPrefill, "shared-prompt": sim.SharedPrompt}[f.preset]
+	run, ok := map[string]func() (*sim.Report, error){"append-prefill": sim.AppendPrefill, "shared-prompt": sim.SharedPrompt, "ablations": sim.Ablations}[f.preset]
 	if !ok {
-		return fmt.Errorf("preset %q is unknown: there are append-prefill, shared-prompt and tails", f.preset)
+		return fmt.Errorf("preset %q is unknown: there are append-prefill, shared-prompt, ablations and tails", f.preset)
 	}
 	rep, err := run()
 	if err != nil {

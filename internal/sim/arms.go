@@ -200,6 +200,39 @@ func SharedPrompt() (*Report, error) {
 	return RunArms("shared-prompt", blocks, AppendPrefillArms(blocks), load)
 }
 
+// Ablations runs the guarded arm, and with each of its guards off in turn.
+func Ablations() (*Report, error) {
+	load := PublishedWorkload()
+	blocks, err := Capacity(load)
+	if err != nil {
+		return nil, err
+	}
+	byName := map[string]ClusterConfig{}
+	for _, a := range AppendPrefillArms(blocks) {
+		byName[a.Name] = a.Cluster
+	}
+	arms := []Arm{{ArmPD, byName[ArmPD]}, {ArmGuarded, byName[ArmGuarded]}, {ArmGuardedTier, byName[ArmGuardedTier]}}
+	for _, off := range []struct {
+		name string
+		set  func(*ClusterConfig, *scheduler.AppendConfig)
+	}{
+		{"no governor", func(_ *ClusterConfig, a *scheduler.AppendConfig) { a.Governor = nil }},
+		{"no thresholds", func(_ *ClusterConfig, a *scheduler.AppendConfig) { a.MinPrefixRatio, a.MaxSuffixTokens = 0, 0 }},
+		{"no governor, no thresholds", func(_ *ClusterConfig, a *scheduler.AppendConfig) {
+			a.Governor, a.MinPrefixRatio, a.MaxSuffixTokens = nil, 0, 0
+		}},
+		{"no leases", func(_ *ClusterConfig, a *scheduler.AppendConfig) { a.Lease = nil }},
+		{"no announced ends", func(c *ClusterConfig, _ *scheduler.AppendConfig) { c.Ends = EndsUnknown }},
+		{"no overload rule", func(_ *ClusterConfig, a *scheduler.AppendConfig) { a.Overload = scheduler.IgnoreRemote }},
+		{"no bounded wait", func(_ *ClusterConfig, a *scheduler.AppendConfig) { a.MaxWait = 0 }},
+	} {
+		cfg := byName[ArmGuarded]
+		off.set(&cfg, &cfg.Decode.Scheduler.Append)
+		arms = append(arms, Arm{off.name, cfg})
+	}
+	return RunArms("ablations", blocks, arms, load)
+}
+
 // Arm finds an arm's report by name.
 func (r *Report) Arm(name string) (*ArmReport, bool) {
 	for i := range r.Arms {

@@ -102,3 +102,27 @@ func TestGovernorWhenTheModelIsWrong(t *testing.T) {
 		})
 	}
 }
+
+// What each guard is for. Thresholds and governor guard the time per output
+// token, each by itself; leases and announced ends keep the prefixes. The
+// overload rule and the bounded wait have nothing to do here: no Decoder is
+// full while the Prefiller idles.
+func TestAblations(t *testing.T) {
+	rep, err := Ablations()
+	require.NoError(t, err)
+	arm := func(name string) *ArmReport {
+		a, ok := rep.Arm(name)
+		require.True(t, ok, name)
+		return a
+	}
+	pd, guarded := arm(ArmPD), arm(ArmGuarded)
+	require.Greater(t, arm("no governor, no thresholds").TPOTp95MS, 1.5*pd.TPOTp95MS)
+	require.LessOrEqual(t, arm("no thresholds").TPOTp95MS, 1.05*pd.TPOTp95MS, "the governor holds alone")
+	require.LessOrEqual(t, arm("no governor").TPOTp95MS, 1.05*pd.TPOTp95MS, "short suffixes alone disturb little")
+	require.Less(t, arm("no leases").Hits, guarded.Hits)
+	require.Less(t, arm("no announced ends").Hits, guarded.Hits)
+	require.Less(t, arm(ArmGuardedTier).TTFTp95S, guarded.TTFTp95S)
+	for _, idle := range []string{"no overload rule", "no bounded wait"} {
+		require.Equal(t, guarded.Hits, arm(idle).Hits, idle)
+	}
+}
