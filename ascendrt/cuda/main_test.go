@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"os"
 	"os/exec"
@@ -26,13 +27,7 @@ func run(m *testing.M) int {
 		return m.Run()
 	}
 	if os.Getenv("SLUICE_CUDA_LIB") == "" && !use2(libCUDA) {
-		dir, err := os.MkdirTemp("", "sluice-cuda-emu")
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		defer os.RemoveAll(dir)
-		if err := buildEmulation(dir); err != nil {
+		if dir, err := buildEmulation(); err != nil {
 			fmt.Fprintln(os.Stderr, "no driver and no emulation, tests that need a device skip:", err)
 		} else {
 			os.Setenv("SLUICE_CUDA_LIB", filepath.Join(dir, "libcuda.so.1"))
@@ -55,18 +50,39 @@ func use2(l library) bool {
 	return b.ok
 }
 
-func buildEmulation(dir string) error {
+// buildEmulation gives the folder of the emulated libraries. It is kept in the
+// user's cache, by the hash of the sources.
+func buildEmulation() (string, error) {
 	cxx, err := exec.LookPath("c++")
 	if err != nil {
-		return err
+		return "", err
 	}
-	if _, err := os.Stat("emu/driver.cc"); err != nil {
-		return err
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		cache = os.TempDir()
 	}
+	h := sha256.New()
+	sources, _ := filepath.Glob("emu/*")
+	for _, f := range append(sources, "kernels.cu", "abi.h", "main_test.go") {
+		data, err := os.ReadFile(f)
+		if err != nil {
+			return "", err
+		}
+		h.Write(data)
+	}
+	final := filepath.Join(cache, "sluice", fmt.Sprintf("cuda-emu-%x", h.Sum(nil)[:8]))
+	if _, err := os.Stat(final); err == nil {
+		return final, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(final), 0o755); err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp(filepath.Dir(final), "building-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dir)
 	flags := []string{"-std=c++17", "-O2", "-g", "-ffp-contract=off", "-fPIC", "-shared"}
-	if s := os.Getenv("SLUICE_EMU_CXXFLAGS"); s != "" {
-		flags = append(flags, s)
-	}
 	for lib, sources := range map[string][]string{
 		"libcuda.so.1": {"emu/driver.cc", "emu/run.cc", "emu/kernels.cc"},
 		"libnvrtc.so":  {"emu/nvrtc.cc"},
@@ -74,8 +90,13 @@ func buildEmulation(dir string) error {
 		args := append(append([]string{}, flags...), sources...)
 		args = append(args, "-o", filepath.Join(dir, lib), "-lpthread", "-ldl")
 		if out, err := exec.Command(cxx, args...).CombinedOutput(); err != nil {
-			return fmt.Errorf("%v: %w\n%s", lib, err, out)
+			return "", fmt.Errorf("%v: %w\n%s", lib, err, out)
 		}
 	}
-	return nil
+	if err := os.Rename(dir, final); err != nil {
+		if _, serr := os.Stat(final); serr != nil { // another process may have been first
+			return "", err
+		}
+	}
+	return final, nil
 }

@@ -24,6 +24,8 @@ var commands = []func() *cobra.Command{
 	newProxyCmd,
 	newGoldenCmd,
 	newReplayCmd,
+	newDevicesCmd,
+	newDoctorCmd,
 }
 
 func newRootCmd() *cobra.Command {

@@ -12,7 +12,9 @@ inc=/usr/local/cuda/include
 [ -e $inc/cudaTypedefs.h ] || inc=$(python3 -c 'import sysconfig,glob; print((glob.glob(sysconfig.get_paths()["purelib"]+"/nvidia/*/include/cudaTypedefs.h")+[""])[0])' | xargs dirname)
 if gcc -std=gnu11 -fsyntax-only -I"$inc" testdata/gate.c > "$out/gate.txt" 2>&1; then echo "gate: all signatures agree with $inc"; else echo "gate: FAILED"; grep error "$out/gate.txt" | head -20; fi
 for v in SLUICE_NCCL_LIB=libnccl.so.2 SLUICE_CUBLASLT_LIB=libcublasLt.so.13 SLUICE_NVRTC_LIB=libnvrtc.so.13; do
-	p=$(lib "${v#*=}"); ldconfig -p | grep -q "${v#*=}" || { [ -n "$p" ] && export "${v%%=*}=$p"; }; echo "${v%%=*} ${!v} $p"
+	name=${v%%=*} p=$(lib "${v#*=}")
+	ldconfig -p | grep -q "${v#*=}" || { [ -n "$p" ] && export "$name=$p"; }
+	echo "$name: ${!name:-found by the loader} "
 done
 timeout ${TEST_SECONDS:-150} "$bin/cuda.test" -test.v ${TEST_ARGS:-} > "$out/test.log" 2>&1; echo "tests: exit $?"
 grep -E "^\s*--- (FAIL|SKIP)" "$out/test.log" | head -40

@@ -1,0 +1,43 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/backends"
+	"github.com/sluice-serving/sluice/ascendrt/selftest"
+)
+
+func newDoctorCmd() *cobra.Command {
+	var device string
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Try each device for a few seconds (copy, kernel, graph, timing) and say what to do about failures",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			list := backends.All()
+			if device != "" {
+				b, _, err := backends.Find(device)
+				if err != nil {
+					return err
+				}
+				list = []ascendrt.Backend{b}
+			}
+			ctx, stop := context.WithTimeout(cmd.Context(), timeout)
+			defer stop()
+			failed, err := selftest.Doctor(ctx, cmd.OutOrStdout(), list)
+			if err == nil && failed > 0 {
+				err = fmt.Errorf("%d checks failed", failed)
+			}
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&device, "device", "", "only devices of this runtime: host, cuda")
+	cmd.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "give up after this long")
+	return cmd
+}
