@@ -58,15 +58,14 @@ func (w *Worker) notified(_ transport.Instance, msg []byte) {
 // await opens a load's blocks to P and waits until P has filled them. It
 // returns as transfer does: the blocks that did not arrive, or all, and why.
 func (l *load) await(ctx context.Context) ([]kvcache.BlockID, bool, error) {
-	p := l.w.peer(l.what.ref.peer)
-	if p == nil {
-		return nil, true, errors.New("no room for another peer")
+	p, err := l.w.peer(l.what.ref.peer)
+	if err != nil {
+		return nil, true, err
 	}
 	defer p.leave()
 	nonce, ended := l.w.arrivals.expect()
 	defer l.w.arrivals.forget(nonce)
 	of := &offer{Transfer: l.what.transfer, Nonce: nonce, From: l.op.Tokens.From / l.w.id.BlockSize, WaitMS: l.op.Timeout.Milliseconds()}
-	var err error
 	defer func() { // nothing writes to the blocks after this
 		for _, c := range of.Open {
 			l.w.transport.Revoke(c)
@@ -188,13 +187,16 @@ func (p *peer) giveUp(of *offer) {
 
 // withdraw tells P that a transfer is not wanted although it was never offered.
 func (w *Worker) withdraw(what withdrawPayload) {
-	p := w.peer(what.peer)
-	if p == nil {
+	p, err := w.peer(what.peer)
+	if err != nil {
 		w.counters.givenUp.Add(1)
 		return
 	}
-	w.wg.Go(func() {
+	started := w.spawn(func() {
 		defer p.leave()
 		p.giveUp(&offer{Transfer: what.transfer})
 	})
+	if !started {
+		p.leave()
+	}
 }

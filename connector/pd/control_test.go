@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-serving/sluice/connector"
+	"github.com/sluice-serving/sluice/connector/transport"
 )
 
 func frame(v any) []byte {
@@ -33,6 +34,7 @@ func FuzzReadMessage(f *testing.F) {
 		var rep reply
 		_ = readMessage(bytes.NewReader(raw), &buf, &req)
 		_ = readMessage(bytes.NewReader(raw), &buf, &rep)
+		new(Worker).notified(transport.Instance{}, raw)
 	})
 }
 
@@ -40,6 +42,8 @@ func FuzzReadMessage(f *testing.F) {
 func FuzzAnswer(f *testing.F) {
 	f.Add([]byte(`{"v":1,"verb":"release","want":"p-1","leases":[{"request":"p-1","slot":1,"generation":1,"secret":"00000000000000000000000000000000"}]}`))
 	f.Add([]byte(`{"v":1,"verb":"hello","want":"p-1","hello":{"groups":[{}],"regions":[{"layer":-5}]}}`))
+	f.Add([]byte(`{"v":1,"verb":"offer","want":"p-1","offer":{"transfer":"x","from":3,"blocks":[[1,-1]],"open":["00000000000000000000000000000000"],"wait_ms":9}}`))
+	f.Add([]byte(`{"v":1,"verb":"withdraw","want":"p-1","offer":{"transfer":"x"}}`))
 	w := &Worker{cfg: WorkerConfig{EngineID: "p-1"}.withDefaults(), leases: newLeases(time.Hour, time.Hour)}
 	w.pushes = newPushes(w)
 	w.leases.add(&held{request: connector.NewRequestID(1, 1), name: "p-1", lease: Lease{1, 1, Secret{9}}}, time.Now())

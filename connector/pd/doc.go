@@ -31,12 +31,15 @@
 //  7. A peer with another engine id than the parameters name was restarted; one
 //     with another model, dtype, layout, block size or KV groups is refused with
 //     both values in the error.
-//  8. Every wait has a deadline, and nothing that a peer sends sizes an
+//  8. A push (transfer_mode "push") writes layer by layer into blocks that D has
+//     opened for that load; what P computes once more it writes once more, and
+//     the load ends when the prompt is complete. Revoking fences late writes.
+//  9. Every wait has a deadline, and nothing that a peer sends sizes an
 //     allocation beyond a constant.
 //
 // # Goroutines
 //
 // A Worker owns: the acceptor of the control channel and one goroutine per
 // accepted connection, the lease clock, one goroutine per live peer, and one per
-// load. Close ends them and waits.
+// load and per push. Close ends them and waits.
 package pd

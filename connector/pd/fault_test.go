@@ -2,8 +2,11 @@ package pd
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -273,4 +276,113 @@ func TestCloseReleasesWhatTheQueueHolds(t *testing.T) {
 	_, open := <-d.w.Events()
 	require.False(t, open, "closed after Close")
 	require.Error(t, d.w.Submit())
+}
+
+func TestPeersThatAreNotAllowed(t *testing.T) {
+	p := newEngine(t, "p-1", Producer, 1)
+	d := newEngine(t, "d-1", Consumer, 2, func(w *WorkerConfig, _ *SchedulerConfig, _ *connector.Layout) {
+		w.Allow = func(ep Endpoint) error {
+			if ep.EngineID != "p-0" {
+				return errors.New("not one of ours")
+			}
+			return nil
+		}
+	})
+	r := remote(1, 9, p.prefill(1, 9, 1))
+	d.load(r, 1)
+	require.ErrorContains(t, d.failedLoad(r.ID), "peer p-1 at 127.0.0.1 is not allowed: not one of ours")
+	_, push := pushPair(t, p, "x")
+	r = remote(2, 9, push)
+	d.load(r, 1)
+	require.ErrorContains(t, d.failedLoad(r.ID), "is not allowed")
+	require.Zero(t, d.w.Stats().PeersNow)
+	require.Zero(t, p.w.Transport().(*tcp.Transport).Stats().Accepts)
+}
+
+// relay passes connections on, or swallows what the far end answers.
+type relay struct {
+	ln   net.Listener
+	to   string
+	mute atomic.Bool
+	wg   sync.WaitGroup
+}
+
+func newRelay(t *testing.T, to string) *relay {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	r := &relay{ln: ln, to: to}
+	r.wg.Go(func() {
+		for {
+			a, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			b, err := net.Dial("tcp", to)
+			if err != nil {
+				a.Close()
+				continue
+			}
+			r.wg.Go(func() { io.Copy(b, a); b.Close(); a.Close() })
+			r.wg.Go(func() { r.back(a, b) })
+		}
+	})
+	t.Cleanup(func() { ln.Close(); r.wg.Wait() })
+	return r
+}
+
+func (r *relay) back(a, b net.Conn) {
+	defer a.Close()
+	defer b.Close()
+	buf := make([]byte, 4096)
+	for {
+		n, err := b.Read(buf)
+		if err != nil {
+			return
+		}
+		if r.mute.Load() {
+			continue
+		}
+		if _, err := a.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// One lost reply fails one load, once; the next one succeeds.
+func TestLostRepliesDoNotStickToThePeer(t *testing.T) {
+	p := newEngine(t, "p-1", Producer, 1)
+	via := newRelay(t, addr(p.w.Endpoint()))
+	d := newEngine(t, "d-1", Consumer, 2, func(w *WorkerConfig, s *SchedulerConfig, _ *connector.Layout) {
+		w.Call, s.Load = 100*time.Millisecond, 400*time.Millisecond
+	})
+	through := func(slot uint32, first int) *connector.Request {
+		params := p.prefill(slot, 9, first)
+		params.Port = via.ln.Addr().(*net.TCPAddr).Port
+		return remote(slot, 9, params)
+	}
+	via.mute.Store(true)
+	r := through(1, 1)
+	d.load(r, 1)
+	require.Error(t, d.failedLoad(r.ID))
+	via.mute.Store(false)
+	for i := range uint32(3) {
+		if i == 1 { // also on a connection that was in use
+			via.mute.Store(true)
+			r := through(9, 20)
+			d.load(r, 20)
+			require.Error(t, d.failedLoad(r.ID))
+			via.mute.Store(false)
+		}
+		r := through(2+i, 10)
+		d.load(r, 10)
+		ev := d.next()
+		require.Equal(t, connector.Received, ev.Kind, "%v", ev.Err)
+	}
+	d.quiet(20 * time.Millisecond)
+	for range 5 {
+		require.Equal(t, connector.Sent, p.next().Kind)
+	}
+	eventually(t, "every release arrived", func() bool { return d.w.Stats().TrackedNow == 0 })
+	require.EqualValues(t, 5, p.w.Stats().LeasesReleased)
 }

@@ -25,15 +25,14 @@ func (w *Worker) startLoad(op *connector.Op, what *loadPayload) {
 		cancel()
 		ctx, cancel = context.WithTimeoutCause(w.ctx, op.Timeout, fmt.Errorf("load not finished within %v", op.Timeout))
 	}
+	l := &load{w: w, op: *op, what: what}
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	if w.closed {
-		w.mu.Unlock()
 		cancel()
 		return
 	}
 	w.loads[op.Request] = cancel
-	w.mu.Unlock()
-	l := &load{w: w, op: *op, what: what}
 	w.wg.Go(func() {
 		defer cancel()
 		l.run(ctx)
@@ -107,9 +106,9 @@ func (l *load) transfer(ctx context.Context) (failed []kvcache.BlockID, all bool
 	if ours, theirs := len(l.w.id.Groups), l.what.groups; ours != theirs {
 		return nil, true, &MismatchError{"number of KV groups", fmt.Sprint(ours), fmt.Sprint(theirs), l.what.ref.peer.EngineID}
 	}
-	p := l.w.peer(l.what.ref.peer)
-	if p == nil {
-		return nil, true, errors.New("no room for another peer")
+	p, err := l.w.peer(l.what.ref.peer)
+	if err != nil {
+		return nil, true, err
 	}
 	defer p.leave()
 	p.track(l.what.ref)

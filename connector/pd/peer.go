@@ -71,16 +71,24 @@ func (s *session) close() {
 	}
 }
 
-// peer returns the peer at an endpoint and counts a user, who calls leave. It
-// is nil when there are too many, or when the worker closes.
-func (w *Worker) peer(ep Endpoint) *peer {
+// peer returns the peer at an endpoint and counts a user, who calls leave. The
+// error says that it is not allowed, that there are too many, or that the
+// worker closes.
+func (w *Worker) peer(ep Endpoint) (*peer, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	p := w.peers[ep]
 	if p == nil {
-		if w.closed || len(w.peers) >= w.cfg.Peers {
-			w.cfg.Log.Error("pd: too many peers", "peer", ep.EngineID, "limit", w.cfg.Peers)
-			return nil
+		switch {
+		case w.closed:
+			return nil, errors.New("pd: worker is closed")
+		case len(w.peers) >= w.cfg.Peers:
+			return nil, fmt.Errorf("pd: %d peers at a time, no room for %s", w.cfg.Peers, ep.EngineID)
+		}
+		if w.cfg.Allow != nil {
+			if err := w.cfg.Allow(ep); err != nil {
+				return nil, fmt.Errorf("pd: peer %s at %s is not allowed: %w", ep.EngineID, ep.Host, err)
+			}
 		}
 		p = &peer{
 			w: w, ep: ep, slots: make(chan struct{}, w.cfg.Loads), turn: make(chan struct{}, 1),
@@ -92,7 +100,7 @@ func (w *Worker) peer(ep Endpoint) *peer {
 	p.mu.Lock()
 	p.users++
 	p.mu.Unlock()
-	return p
+	return p, nil
 }
 
 func (p *peer) leave() {

@@ -179,11 +179,10 @@ func (p *pushes) track(id connector.RequestID, transfer string) {
 // start gives a transfer its goroutine when both sides have met. The lock is
 // held.
 func (p *pushes) start(o *outgoing) {
-	if o.running || o.offer == nil || o.request == 0 || p.w.ctx.Err() != nil {
+	if o.running || o.offer == nil || o.request == 0 {
 		return
 	}
-	o.running = true
-	p.w.wg.Go(func() { p.run(o) })
+	o.running = p.w.spawn(func() { p.run(o) })
 }
 
 // fail ends a transfer. The lock is held.
@@ -211,7 +210,7 @@ func (p *pushes) remove(o *outgoing) {
 	delete(p.byReq, o.request)
 	if h := p.w.leases.own(o.request); h != nil {
 		p.w.counters.released.Add(1)
-		p.w.wg.Go(func() { p.w.end(h) })
+		p.w.spawn(func() { p.w.end(h) })
 	}
 }
 
@@ -240,7 +239,7 @@ func (p *pushes) finish(op *connector.Op, transfer string) {
 	o := p.byID[transfer]
 	if o == nil || o.err != nil { // withdrawn or without room: nobody waits for it
 		if h := p.w.leases.own(op.Request); h != nil {
-			p.w.wg.Go(func() { p.w.end(h) })
+			p.w.spawn(func() { p.w.end(h) })
 		}
 		return
 	}

@@ -30,6 +30,11 @@ type WorkerConfig struct {
 	Peers     int           // remembered at a time; default 256
 	PeerIdle  time.Duration // a peer without work is forgotten after; default 1 min
 
+	// Allow refuses peers that requests name. Nil allows all, which is safe
+	// only where clients cannot reach this engine or TLS is on: whoever names a
+	// peer decides whose KV is cached here. It may be called from any goroutine.
+	Allow func(Endpoint) error
+
 	// Transport makes the transport, which the worker closes. Default tcp on
 	// the host of Listen.
 	Transport func(transport.Notified) (transport.Transport, error)
@@ -243,13 +248,26 @@ func (w *Worker) Stats() WorkerStats {
 		BytesPushed: c.pushedBytes.Load(), PushesFailed: c.pushesFailed.Load(),
 		Broken: c.broken.Load(), CancelsUnknown: c.cancelsUnknown.Load(), LeasesNow: w.leases.len(),
 	}
+	s.PushesNow = w.pushes.len()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s.PeersNow, s.LoadsNow, s.PushesNow = len(w.peers), len(w.loads), w.pushes.len()
+	s.PeersNow, s.LoadsNow = len(w.peers), len(w.loads)
 	for _, p := range w.peers {
 		s.TrackedNow += p.tracked()
 	}
 	return s
+}
+
+// spawn starts a goroutine that Close waits for. It is false when the worker
+// is closed.
+func (w *Worker) spawn(f func()) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return false
+	}
+	w.wg.Go(f)
+	return true
 }
 
 // Submit takes up work. It does not wait for any of it.
@@ -279,7 +297,7 @@ func (w *Worker) submit(op *connector.Op) {
 	case connector.OpRenew:
 		switch r := op.Payload.(type) {
 		case ref:
-			if p := w.peer(r.peer); p != nil {
+			if p, err := w.peer(r.peer); err == nil { // else the load says why
 				p.track(r)
 				p.leave()
 			}
@@ -294,7 +312,7 @@ func (w *Worker) submit(op *connector.Op) {
 			w.withdraw(p)
 		case ownPayload:
 			if h := w.leases.own(p.id); h != nil {
-				w.wg.Go(func() { w.end(h) })
+				w.spawn(func() { w.end(h) })
 			}
 		}
 	case connector.OpCancel:
@@ -323,8 +341,8 @@ func (w *Worker) Discard(p *Params) {
 }
 
 func (w *Worker) release(r ref) {
-	p := w.peer(r.peer)
-	if p == nil {
+	p, err := w.peer(r.peer)
+	if err != nil {
 		w.counters.givenUp.Add(1)
 		return
 	}
@@ -354,7 +372,7 @@ func (w *Worker) keep(op *connector.Op, p *sendPayload) {
 		c, err := w.transport.Grant(transport.PeerReads, regions, units)
 		if err != nil { // a block id beyond any pool
 			w.cfg.Log.Error("pd: blocks cannot be granted", "request", p.name, "error", err)
-			w.wg.Go(func() { w.end(h) })
+			w.spawn(func() { w.end(h) })
 			return
 		}
 		h.open = append(h.open, c)
