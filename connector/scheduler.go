@@ -184,6 +184,13 @@ type Delivery interface {
 	RequiresDelivery() bool
 }
 
+// Resetter is implemented by connectors that can forget the KV that they keep.
+type Resetter interface {
+	// ResetCache reports whether all of it is forgotten; it is not while
+	// transfers run.
+	ResetCache() bool
+}
+
 // Base implements every method of Scheduler as one that finds nothing, saves
 // nothing and holds nothing. Connectors embed it and replace what they do.
 type Base struct{}

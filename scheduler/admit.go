@@ -191,6 +191,9 @@ func (s *Scheduler) admit(r *request, b *budget, p *Plan) step {
 	load := ext.Tokens > 0 && ext.Async
 	var n, pad int32
 	if !load {
+		if b.throttled && have < total-1 {
+			return stop
+		}
 		n, pad = s.admissionTokens(r, total-have, have, b)
 		if n <= 0 {
 			return stop

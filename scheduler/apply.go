@@ -77,7 +77,7 @@ func (s *Scheduler) checkResult(p *Plan, res *Result) error {
 		}
 	} else {
 		for i, n := range res.Counts {
-			if n < 0 || n > 0 && (p.Samples[i] == 0 || n > p.Drafts[i]+1) {
+			if n < int32(p.Samples[i]) || n > 0 && (p.Samples[i] == 0 || n > p.Drafts[i]+1) {
 				return &ResultError{p.Seq, i, "a number of tokens that the row cannot have"}
 			}
 			tokens += int(n)

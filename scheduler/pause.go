@@ -1,5 +1,7 @@
 package scheduler
 
+import "github.com/sluice-serving/sluice/connector"
+
 // Pause says what a scheduler leaves alone.
 type Pause uint8
 
@@ -18,6 +20,41 @@ func (s *Scheduler) SetPause(p Pause) {
 	}
 }
 
+// Throttle says whether prompts hold back so that ranks that step together
+// stay in step.
+type Throttle uint8
+
+const (
+	NoThrottle       Throttle = iota
+	ThrottlePrefills          // prompts wait while somebody decodes
+)
+
+// SetThrottle holds prompts back from the next plan on: neither admitted, nor
+// continued where they are under way, as long as a running request decodes. A
+// request with one token left is no prompt. A scheduler that had to leave
+// requests waiting in its last plan without the throttle does not hold back:
+// it has fallen behind.
+func (s *Scheduler) SetThrottle(t Throttle) {
+	s.throttle = t
+	s.dirty = true
+	if s.rec != nil {
+		s.rec.switched("throttle", int(t))
+	}
+}
+
+// throttled is true if a plan that begins now leaves prompts alone.
+func (s *Scheduler) throttled() bool {
+	if s.throttle != ThrottlePrefills || s.behind {
+		return false
+	}
+	for _, r := range s.running {
+		if !r.chunk {
+			return true
+		}
+	}
+	return false
+}
+
 // Reset says what ResetCache does about running requests.
 type Reset uint8
 
@@ -26,7 +63,10 @@ const (
 	ResetPreempt              // running requests are preempted first; output in flight is dropped
 )
 
-// ResetCache forgets every cached prefix, e.g. after a change of the weights.
+// ResetCache forgets every cached prefix, e.g. after a change of the weights,
+// and has the connector forget what it keeps. With ResetPreempt running
+// requests are preempted also if the answer is ErrBusy, because plans in flight
+// still write their blocks: it is to be called again when they are applied.
 func (s *Scheduler) ResetCache(mode Reset) error {
 	if s.rec != nil {
 		defer s.rec.switched("reset", int(mode))
@@ -41,6 +81,9 @@ func (s *Scheduler) ResetCache(mode Reset) error {
 		s.dirty = true
 	}
 	if err := s.cache.Reset(); err != nil {
+		return ErrBusy
+	}
+	if c, ok := s.conn.(connector.Resetter); ok && !c.ResetCache() {
 		return ErrBusy
 	}
 	return nil

@@ -165,6 +165,8 @@ func (p *player) play(l *entry, sum *Replayed) error {
 		}
 	case "pause":
 		p.s.SetPause(Pause(l.Value))
+	case "throttle":
+		p.s.SetThrottle(Throttle(l.Value))
 	case "reset":
 		_ = p.s.ResetCache(Reset(l.Value)) // a refusal is recorded like a success: it changes the queues
 	case "grammar":

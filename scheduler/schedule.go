@@ -19,6 +19,7 @@ type budget struct {
 	rows      int  // rows of running requests
 	wide      int  // rows that prefill, other than one token
 	refused   bool // an admission found no room
+	throttled bool // prompts are left alone
 
 	appends int32 // tokens left for append attempts
 }
@@ -73,6 +74,7 @@ func (s *Scheduler) Plan(now Time) *Plan {
 		b.tokens = 0
 	}
 	agreed := s.beginAppends(&b, p)
+	b.throttled = s.throttled()
 	s.rows = s.rows[:0]
 	s.loras = s.loras[:0]
 	for {
@@ -88,6 +90,9 @@ func (s *Scheduler) Plan(now Time) *Plan {
 	}
 	if !b.preempted && !b.starved && s.paused == Unpaused {
 		s.planWaiting(&b, p)
+	}
+	if !b.throttled {
+		s.behind = s.waiting.len() > 0
 	}
 	s.endAppends(agreed, &b)
 	s.fill(p, &b)
@@ -136,6 +141,9 @@ func (s *Scheduler) planRunning(b *budget, p *Plan) {
 	limit := int32(s.cfg.LongPrefillThreshold)
 	for i := 0; i < len(s.running) && b.tokens > 0 && b.input > b.slots; i++ {
 		r := s.running[i]
+		if b.throttled && r.chunk {
+			continue
+		}
 		// An earlier plan in flight brings it to its end, even if every draft
 		// is rejected.
 		if r.placeholders > 0 && r.computed+2-r.placeholders >= r.limit {

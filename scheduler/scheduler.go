@@ -23,13 +23,15 @@ type Scheduler struct {
 	dropStale bool // the connector's requests must be delivered
 	appends   appendState
 
-	slots   slots
-	names   map[string]*request // live requests that have not ended
-	waiting queue
-	skipped queue // passed over: waiting for something else than room
-	running []*request
-	paused  Pause
-	idle    int // sessions between two turns; each keeps a place among MaxNumSeqs
+	slots    slots
+	names    map[string]*request // live requests that have not ended
+	waiting  queue
+	skipped  queue // passed over: waiting for something else than room
+	running  []*request
+	paused   Pause
+	throttle Throttle
+	behind   bool // the last plan without a throttle left requests waiting
+	idle     int  // sessions between two turns; each keeps a place among MaxNumSeqs
 
 	now     Time
 	seq     uint64  // number of the last plan made

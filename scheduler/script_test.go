@@ -145,6 +145,12 @@ func (sc *script) do(t *testing.T, d *datadriven.TestData) (string, error) {
 		return "", r.s.Check()
 	case "failed":
 		return "", r.loadFailed(name, intsArg(t, d, "at"))
+	case "reject": // the grammar rejects what the oldest plan in flight sampled
+		f := &r.flight[0]
+		f.res.GrammarErrors = append(f.res.GrammarErrors, int32(slices.Index(f.p.Requests, r.ids[name])))
+		return "", nil
+	case "work":
+		return fmt.Sprintf("%v, unfinished %d\n", r.s.HasWork(), r.s.Unfinished()), nil
 	case "grammar":
 		g := scheduler.GrammarReady
 		if d.HasArg("failed") {
@@ -160,6 +166,13 @@ func (sc *script) do(t *testing.T, d *datadriven.TestData) (string, error) {
 			mode = scheduler.PauseAll
 		}
 		r.s.SetPause(mode)
+		return "", r.s.Check()
+	case "throttle":
+		mode := scheduler.NoThrottle
+		if name == "on" {
+			mode = scheduler.ThrottlePrefills
+		}
+		r.s.SetThrottle(mode)
 		return "", r.s.Check()
 	case "reset":
 		mode := scheduler.ResetIdle
