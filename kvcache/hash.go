@@ -156,6 +156,17 @@ func extraKeys(ns *Namespace, at Place) [5]string {
 	return keys
 }
 
+// ExtraKeys returns what enters a block's hash besides its tokens, in order; nil when nothing does.
+func ExtraKeys(ns *Namespace, at Place) []string {
+	var out []string
+	for _, k := range extraKeys(ns, at) {
+		if k != "" {
+			out = append(out, k)
+		}
+	}
+	return out
+}
+
 // Chain appends to dst the hash of every full block of tokens.
 func (h *Hasher) Chain(dst []Hash, ns *Namespace, tokens []Token, blockSize int) []Hash {
 	parent, at := h.none, First
