@@ -118,9 +118,7 @@ func (d *device) decode(r ascendrt.Record, slots [][]int64) (*node, error) {
 		x.name(a)
 		v := byte(r.A[2])
 		x.run = func(*scratch) error {
-			for i := range b {
-				b[i] = v
-			}
+			fill(b, v)
 			return nil
 		}
 	case ascendrt.KindOp:
@@ -161,6 +159,18 @@ func (d *device) decode(r ascendrt.Record, slots [][]int64) (*node, error) {
 		return nil, fmt.Errorf("the host backend has no such command: %w", ascendrt.ErrUnsupported)
 	}
 	return x, nil
+}
+
+// fill doubles what is filled, so that nearly all of it is a block copy.
+func fill(b []byte, v byte) {
+	if v == 0 || len(b) == 0 {
+		clear(b)
+		return
+	}
+	b[0] = v
+	for n := 1; n < len(b); n *= 2 {
+		copy(b[n:], b[:n])
+	}
 }
 
 func (x *node) name(a *alloc) {

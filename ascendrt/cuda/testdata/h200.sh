@@ -19,6 +19,11 @@ done
 timeout ${TEST_SECONDS:-150} "$bin/cuda.test" -test.v ${TEST_ARGS:-} > "$out/test.log" 2>&1; echo "tests: exit $?"
 grep -E "^\s*--- (FAIL|SKIP)" "$out/test.log" | head -40
 grep -E "^\s*--- PASS" "$out/test.log" | wc -l
+[ -x "$bin/sluice" ] && { "$bin/sluice" devices; "$bin/sluice" doctor; } > "$out/doctor.txt" 2>&1; cat "$out/doctor.txt"
+for tool in ${SANITIZERS:-}; do
+	timeout 100 compute-sanitizer --tool $tool --target-processes application-only "$bin/cuda.test" -test.run "${SANITIZE_TESTS:-TestConformance/a_decoder_layer}" > "$out/$tool.txt" 2>&1
+	echo "compute-sanitizer $tool: exit $?"; grep -E "ERROR SUMMARY|RACECHECK SUMMARY|^========= (Invalid|Error|Race)|^(ok|PASS|FAIL)" "$out/$tool.txt" | sort | uniq -c | head -12
+done
 for i in $(seq ${ROUNDS:-3}); do
 	SLUICE_CUDA_MEASURE=/tmp/empty.cubin timeout 60 "$bin/cuda.test" -test.run '^TestMeasure$' 2>&1 | grep '^go' | sed "s/^/$i /"
 	timeout 60 "$bin/plain" /tmp/empty.cubin 2>&1 | sed "s/^/$i /"
