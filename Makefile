@@ -1,7 +1,7 @@
 GO ?= go
 BIN := bin/sluice
 
-.PHONY: build run up test bench clean golden
+.PHONY: build run up test bench clean golden tables
 
 build: ## build the binary
 	$(GO) build -o $(BIN) ./cmd/sluice
@@ -21,6 +21,9 @@ bench: ## benchmarks with allocations, for benchstat
 golden: ## recorded histories give the same decisions; the folder with them is $$SLUICE_REFERENCE
 	@test -n "$$SLUICE_REFERENCE" || { echo "SLUICE_REFERENCE names no folder with recorded histories" >&2; exit 1; }
 	$(GO) run ./cmd/sluice golden --differences docs/differences.md "$$SLUICE_REFERENCE/oracle/newer-017e9f4"
+
+tables: ## every test that a table of the documentation names exists and passes
+	$(GO) run ./internal/tables docs/coverage.md docs/differences.md docs/requirements.md
 
 clean:
 	rm -rf bin build run

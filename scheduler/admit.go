@@ -309,10 +309,10 @@ func (s *Scheduler) lookup(r *request) kvcache.Match {
 func (s *Scheduler) ask(r *request, local int) connector.Answer {
 	ext := s.conn.Lookup(r.known(), local)
 	if ext.Pending {
-		if r.deadline == Never {
-			s.wait(r, s.now.Add(orDefault(ext.Timeout, s.cfg.LookupTimeout)))
+		if r.lookupBy == Never {
+			s.waitLookup(r, s.now.Add(orDefault(ext.Timeout, s.cfg.LookupTimeout)))
 		}
-		if r.deadline > s.now {
+		if r.lookupBy > s.now {
 			return ext
 		}
 		return connector.Answer{} // it has waited long enough

@@ -90,7 +90,11 @@ func newRig(c rigConfig) (*rig, error) {
 		opts = append(opts, scheduler.WithConnector(r.conn))
 	}
 	if c.graphs {
-		d, err := graphs.New(graphs.Config{MaxNumSeqs: max(c.MaxNumSeqs, 1), MaxNumBatchedTokens: max(c.MaxBatchedTokens, 64), K: c.Drafts})
+		gc := graphs.Config{MaxNumSeqs: max(c.MaxNumSeqs, 1), MaxNumBatchedTokens: max(c.MaxBatchedTokens, 64), K: c.Drafts}
+		for _, k := range c.DynamicDrafts {
+			gc.Widths = append(gc.Widths, k+1)
+		}
+		d, err := graphs.New(gc)
 		if err != nil {
 			return nil, err
 		}

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-serving/sluice/connector"
+	"github.com/sluice-serving/sluice/kvcache"
 	"github.com/sluice-serving/sluice/scheduler"
 )
 
@@ -242,4 +243,93 @@ func TestNames(t *testing.T) {
 		require.Contains(t, s.String(), "(99)")
 	}
 	require.Equal(t, "stop", scheduler.FinishRefused.String(), "a refusal in band ends as a stop")
+}
+
+func TestGroupsThatAreNotServed(t *testing.T) {
+	for _, kind := range []kvcache.GroupKind{kvcache.ChunkedLocal, kvcache.Recurrent} {
+		_, err := newRig(rigConfig{groups: []kvcache.GroupSpec{{}, {Kind: kind}}})
+		var unsupported *kvcache.UnsupportedGroupError
+		require.ErrorAs(t, err, &unsupported)
+		require.Equal(t, kind, unsupported.Kind)
+	}
+}
+
+// forgetful is a connector that can or cannot forget what it keeps.
+type forgetful struct {
+	connector.Base
+	can    bool
+	forgot int
+}
+
+func (c *forgetful) ResetCache() bool {
+	if c.can {
+		c.forgot++
+	}
+	return c.can
+}
+
+func TestResetReachesTheConnector(t *testing.T) {
+	for _, can := range []bool{true, false} {
+		conn := &forgetful{can: can}
+		c := rigConfig{opts: []scheduler.Option{scheduler.WithConnector(conn)}}
+		c.MaxModelLen = 40
+		r, err := newRig(c)
+		require.NoError(t, err)
+		if err := r.s.ResetCache(scheduler.ResetIdle); can {
+			require.NoError(t, err)
+			require.Equal(t, 1, conn.forgot)
+		} else {
+			require.ErrorIs(t, err, scheduler.ErrBusy)
+		}
+	}
+	r := newPlain(t, nil)
+	require.NoError(t, r.s.ResetCache(scheduler.ResetIdle), "nothing to reset without a connector")
+}
+
+// TestDeliveryIsTheConnectorsToSay: output in flight of a preempted request is
+// dropped if the connector must deliver its KV, and delivered otherwise.
+func TestDeliveryIsTheConnectorsToSay(t *testing.T) {
+	for _, producer := range []bool{false, true} {
+		c := rigConfig{blocks: 5, blockSize: 16, connector: true, producer: producer}
+		c.MaxModelLen, c.Scheduling = 64, scheduler.Async
+		r, err := newRig(c)
+		require.NoError(t, err)
+		require.NoError(t, r.add(scheduler.Request{ID: "a", Prompt: parseInts(1, 32), MaxTokens: 4}, remote{}))
+		require.NoError(t, r.add(scheduler.Request{ID: "b", Prompt: parseInts(101, 132), MaxTokens: 4}, remote{}))
+		for range 2 {
+			_, err := r.plan(false)
+			require.NoError(t, err)
+		}
+		_, err = r.apply()
+		require.NoError(t, err)
+		require.Len(t, r.got["a"], 1)
+		if producer {
+			require.Empty(t, r.got["b"])
+		} else {
+			require.Len(t, r.got["b"], 1)
+		}
+		require.NoError(t, r.quiesce(50))
+		require.NoError(t, r.verify("b"))
+	}
+}
+
+// TestSessionOutputIsNotOverwritten: tokens that were handed out stay what
+// they are although the next turn begins where they stood.
+func TestSessionOutputIsNotOverwritten(t *testing.T) {
+	r := newPlain(t, nil)
+	for _, prompt := range [][]scheduler.Token{parseInts(1, 4), parseInts(500, 520)} {
+		_, err := r.s.Add(scheduler.Request{ID: "a", Prompt: prompt, MaxTokens: 2, Resumable: true})
+		require.NoError(t, err)
+	}
+	p := r.s.Plan(0)
+	_, err := r.s.Apply(p, scheduler.Result{Tokens: []scheduler.Token{7}})
+	require.NoError(t, err)
+	p = r.s.Plan(0)
+	outs, err := r.s.Apply(p, scheduler.Result{Tokens: []scheduler.Token{8}})
+	require.NoError(t, err)
+	require.Len(t, outs, 1)
+	require.Equal(t, []scheduler.Token{8}, outs[0].Tokens, "the next turn has begun already")
+	p = r.s.Plan(0)
+	require.Equal(t, append([]scheduler.Token{}, parseInts(500, 520)...), p.Input(0))
+	require.EqualValues(t, 5, p.Computed[0])
 }

@@ -64,6 +64,7 @@ func (s *Scheduler) Plan(now Time) *Plan {
 		return nil
 	}
 	s.now = max(s.now, now)
+	s.cache.Tick(kvcache.Time(s.now))
 	s.expire()
 	p := s.nextPlan()
 	b := budget{

@@ -141,7 +141,7 @@ func (s *Scheduler) add(req Request) (RequestID, error) {
 	}
 	r := s.take()
 	s.adds++
-	*r = request{tokens: req.Prompt, req: req, order: s.adds, deadline: Never, draftTokens: r.draftTokens[:0], acks: r.acks, seq: r.seq}
+	*r = request{tokens: req.Prompt, req: req, order: s.adds, deadline: Never, lookupBy: Never, draftTokens: r.draftTokens[:0], acks: r.acks, seq: r.seq}
 	r.since = s.now
 	if req.Arrival > 0 {
 		r.since = req.Arrival

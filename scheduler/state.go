@@ -58,6 +58,7 @@ type request struct {
 	prefilling  bool // admitted and with known tokens left to compute, or its load runs
 
 	load     loadState
+	lookupBy Time // when pending lookups are no longer waited for
 	deadline Time // of what its status waits for, or of its hold; Never if of nothing
 	acks     workerSet
 	reason   FinishReason

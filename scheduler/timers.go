@@ -14,36 +14,57 @@ type timers struct {
 }
 
 type timer struct {
-	at Time
-	id RequestID
+	at  Time
+	id  RequestID
+	why timed
 }
+
+// timed says what a timer bounds: a request's status, or the lookups that a
+// connector leaves pending for it. A request may have one of each.
+type timed uint8
+
+const (
+	timedStatus timed = iota
+	timedLookup
+)
 
 func timerLess(a, b timer) bool {
-	if a.at != b.at {
+	switch {
+	case a.at != b.at:
 		return a.at < b.at
+	case a.id != b.id:
+		return a.id < b.id
 	}
-	return a.id < b.id
+	return a.why < b.why
 }
 
-// wait sets the deadline of what the request waits for.
-func (s *Scheduler) wait(r *request, at Time) {
-	s.unset(r)
-	r.deadline = at
-	if at == Never {
-		return
-	}
+// set moves one of the request's timers, whose present time is *old.
+func (s *Scheduler) set(r *request, why timed, old *Time, at Time) {
 	if s.timers.tree == nil {
 		s.timers.tree = btree.NewG(16, timerLess)
 	}
-	s.timers.tree.ReplaceOrInsert(timer{at, r.id})
+	if *old != Never {
+		s.timers.tree.Delete(timer{*old, r.id, why})
+	}
+	if *old = at; at != Never {
+		s.timers.tree.ReplaceOrInsert(timer{at, r.id, why})
+	}
 }
 
-// unset takes the request's deadline away.
+// wait sets the deadline of what the request waits for.
+func (s *Scheduler) wait(r *request, at Time) { s.set(r, timedStatus, &r.deadline, at) }
+
+// waitLookup sets the deadline of the request's pending lookups.
+func (s *Scheduler) waitLookup(r *request, at Time) { s.set(r, timedLookup, &r.lookupBy, at) }
+
+// unset takes the request's deadlines away.
 func (s *Scheduler) unset(r *request) {
-	if r.deadline != Never && s.timers.tree != nil {
-		s.timers.tree.Delete(timer{r.deadline, r.id})
+	if r.deadline != Never {
+		s.wait(r, Never)
 	}
-	r.deadline = Never
+	if r.lookupBy != Never {
+		s.waitLookup(r, Never)
+	}
 }
 
 // unwait ends whatever the request waits for.
@@ -78,16 +99,16 @@ func (s *Scheduler) expire() {
 		}
 		s.timers.tree.DeleteMin()
 		r := s.slots.get(t.id)
-		if r == nil || r.deadline != t.at {
-			continue
+		// A lookup's time stays in the past, by which ask sees that the request
+		// has waited long enough.
+		if r != nil && t.why == timedStatus && r.deadline == t.at {
+			r.deadline = Never
+			s.expired(r)
 		}
-		s.expired(r)
 	}
 }
 
-// expired ends one wait. The request's timer is gone already; a lookup that
-// stays pending keeps its deadline in the past, by which ask sees that it has
-// waited long enough.
+// expired ends one wait. The request's timer is gone already.
 func (s *Scheduler) expired(r *request) {
 	switch r.status {
 	case WaitingKV:
@@ -100,17 +121,14 @@ func (s *Scheduler) expired(r *request) {
 		}
 	case WaitingGrammar:
 		s.stats.Timeouts++
-		r.deadline = Never
 		s.fail(r, ErrGrammarTimeout)
 	case WaitingInput:
 		s.stats.Timeouts++
-		r.deadline = Never
 		s.fail(r, ErrInputTimeout)
 	case Finished:
 		s.stats.Timeouts++
 		s.settle(r)
 	case Waiting:
-		r.deadline = Never
 		s.tooLong(r)
 	}
 }

@@ -24,7 +24,6 @@ var commands = []func() *cobra.Command{
 	newProxyCmd,
 	newGoldenCmd,
 	newReplayCmd,
-	newCacheCmd,
 	newDevicesCmd,
 	newDoctorCmd,
 }

@@ -44,7 +44,6 @@ var (
 	_ connector.Scheduler  = (*Scheduler)(nil)
 	_ connector.Recovering = (*Scheduler)(nil)
 	_ connector.Tier       = (*Scheduler)(nil)
-	_ connector.Resetter   = (*Scheduler)(nil)
 )
 
 type recordState uint8
@@ -130,12 +129,10 @@ func (s *Scheduler) Stats() Stats {
 	return out
 }
 
-// ResetCache forgets all shared content that nobody uses, in files too. It
-// reports whether that is all there is: requests that were preempted and copies
-// in progress stay.
-func (s *Scheduler) ResetCache() bool {
+// Reset forgets all shared content that nobody uses. It reports whether
+// nothing is in progress; otherwise what is in progress stays.
+func (s *Scheduler) Reset() bool {
 	s.pool.reset()
-	clear(s.files)
 	return len(s.jobs) == 0 && len(s.records) == 0
 }
 

@@ -46,6 +46,7 @@ var allowed = map[string][]string{
 	"internal/openai":     {},
 	"internal/invariants": {},
 	"internal/law":        {},
+	"internal/tables":     {},
 	"internal/bench":      {"internal/bench/...", "internal/up", "internal/openai"},
 	"internal/up":         {"internal/up/...", "internal/openai"},
 	"internal/golden":     {"scheduler", "kvcache", "connector", "graphs"},
