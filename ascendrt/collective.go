@@ -10,7 +10,9 @@ type Collectives interface {
 }
 
 // Communicator is one rank's membership in a group. Its operations are
-// commands: Commands.AllReduce, AllGather, AllToAll.
+// commands: Commands.AllReduce, AllGather, AllToAll. All ranks submit the same
+// operations in the same order. The first run of an operation connects the
+// ranks, which a capture cannot do: run each one eagerly once before.
 type Communicator interface {
 	Rank() int
 	Size() int

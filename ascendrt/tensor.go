@@ -138,10 +138,10 @@ func (t Tensor) Bytes() int {
 		if t.Dim[i] < 0 || t.Dim[i] > 1<<40 {
 			return -1
 		}
-		total *= t.Dim[i]
-		if total > 1<<46 {
-			return -1
+		if t.Dim[i] > 0 && total > (1<<46)/t.Dim[i] {
+			return -1 // checked ahead: the product itself could wrap
 		}
+		total *= t.Dim[i]
 	}
 	if total == 0 {
 		return 0

@@ -7,7 +7,8 @@ type Alloc struct {
 	// Tokens are all known token ids, prompt and output. They are read during
 	// the call, to make full blocks matchable, and not kept.
 	Tokens []Token
-	// Hit is the cached prefix of a sequence that holds no block yet.
+	// Hit is the cached prefix of a sequence that holds no block yet. A hit alone,
+	// without tokens to load or to compute, only holds its blocks.
 	Hit Match
 	// Computed counts the tokens whose KV the sequence already has, the hit not included.
 	Computed int
@@ -203,8 +204,8 @@ func (c *Cache) validate(s *Seq, a *Alloc) error {
 	if all := a.Computed | a.External | a.New | a.Lookahead | a.MaxTokens | a.InFlight | a.Reserve | a.Watermark | a.WholeSequence | a.Hit.Tokens; uint(all) > math.MaxInt32 {
 		return a.outOfRange()
 	}
-	if a.New == 0 && a.External == 0 {
-		return &RangeError{"Alloc.New + Alloc.External", 0, 1, math.MaxInt32}
+	if a.New == 0 && a.External == 0 && a.Hit.Tokens == 0 {
+		return &RangeError{"Alloc.New + Alloc.External + Alloc.Hit.Tokens", 0, 1, math.MaxInt32}
 	}
 	if a.Computed > s.capacity {
 		return &RangeError{"Alloc.Computed", a.Computed, 0, s.capacity}

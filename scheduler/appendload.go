@@ -95,7 +95,7 @@ func (s *Scheduler) beginAppends(b *budget, p *Plan) Agreement {
 	}
 	s.appends.late = s.appends.late[:0]
 	if s.appends.sessions != nil {
-		s.cache.ExpireLeases(kvcache.Time(s.now))
+		s.appends.sessions.lapsed(s.cache.ExpireLeases(kvcache.Time(s.now)))
 	}
 	b.appends = math.MaxInt32
 	if s.appends.governor == nil {

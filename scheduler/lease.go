@@ -13,7 +13,9 @@ import (
 // only after all blocks without a lease. How large a share of the pool leases
 // may cover is the cache's to say (kvcache.Config.LeaseShare). A session that
 // finds no room under it gets none: taking the room from a session whose turn
-// is nearer would help neither. The zero value of a field is its default.
+// is nearer would help neither. Leases need clients that say when a session has
+// ended; where too many just stay away, hardly any is granted. The zero value
+// of a field is its default.
 type LeaseConfig struct {
 	// ToolWait and TurnWait are expected before anything was learned: the time
 	// to the next turn after a tool call, and after an answer to a person.
@@ -125,6 +127,37 @@ type sessions struct {
 	left   []departure // oldest first
 	stamp  uint64
 	waits  [2]gap // by TurnEnd
+
+	lapse  float64 // share of leases that nobody came back for, of the recent ones
+	probes int     // turns that went without a lease because of it
+}
+
+// Where many sessions end without a word, leases protect the blocks of those
+// that have gone from those that are there: worse than no lease. Beyond a
+// share of maxLapse only every probeEvery-th turn is leased, to notice when
+// that changes.
+const (
+	maxLapse   = 0.2
+	probeEvery = 8
+	lapseStep  = 1.0 / 32
+)
+
+// returned and lapsed follow what becomes of leases.
+func (ss *sessions) returned() { ss.lapse -= lapseStep * ss.lapse }
+
+func (ss *sessions) lapsed(n int) {
+	for range n {
+		ss.lapse += lapseStep * (1 - ss.lapse)
+	}
+}
+
+// worthwhile reports whether a turn that has just ended should be leased.
+func (ss *sessions) worthwhile() bool {
+	if ss.lapse <= maxLapse {
+		return true
+	}
+	ss.probes++
+	return ss.probes%probeEvery == 0
 }
 
 type departure struct {
@@ -156,6 +189,9 @@ func (s *Scheduler) sessionTurn(r *request) {
 		if away := at.Sub(e.ended); away <= ss.cfg.Longest {
 			ss.waits[e.end].add(away.Seconds())
 		}
+	}
+	if e.open == 0 && s.cache.LeaseTokens(e.lease) > 0 {
+		ss.returned()
 	}
 	e.open++
 }
@@ -192,7 +228,7 @@ func (s *Scheduler) leaseTurn(r *request, complete bool) {
 	} else if r.seq.Open() && r.seq.Published() > 0 {
 		// Even without a lease it gives way after what nobody comes back for.
 		s.must(s.cache.SetRetention(&r.seq, kvcache.Retention{Prioritised: true}))
-		if ss.makeRoom(s, r.seq.Published()) {
+		if ss.worthwhile() && ss.makeRoom(s, r.seq.Published()) {
 			id, result, err := s.cache.Lease(&r.seq, kvcache.Time(ss.deadline(e)))
 			if err == nil && result == kvcache.LeaseGranted {
 				e.lease = id
@@ -220,6 +256,7 @@ func (ss *sessions) makeRoom(s *Scheduler, blocks int) bool {
 		}
 		if ss.deadline(e) <= s.now {
 			s.endLease(e)
+			ss.lapsed(1)
 		}
 	}
 	return s.leaseRoom() >= blocks

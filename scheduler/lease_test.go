@@ -147,3 +147,29 @@ func TestSessionsAreForgotten(t *testing.T) {
 	require.Len(t, ss.byName, maxSessions)
 	require.Len(t, ss.left, maxSessions)
 }
+
+// Clients that go without a word make leases harmful: hardly any is granted
+// then, and again when sessions come back.
+func TestLeasesStopWhereSessionsJustEnd(t *testing.T) {
+	ss := newSessions(LeaseConfig{})
+	granted := func(turns int) int {
+		n := 0
+		for range turns {
+			if ss.worthwhile() {
+				n++
+			}
+		}
+		return n
+	}
+	require.Equal(t, 80, granted(80))
+	for range 300 { // one in three does not come back
+		ss.returned()
+		ss.returned()
+		ss.lapsed(1)
+	}
+	require.Equal(t, 80/probeEvery, granted(80))
+	for range 100 {
+		ss.returned()
+	}
+	require.Equal(t, 80, granted(80))
+}

@@ -168,6 +168,7 @@ typedef struct { char internal[128]; } sl_nccl_id;
 	X(1, ncclCommDestroy, int, (sl_comm)) \
 	X(1, ncclCommAbort, int, (sl_comm)) \
 	X(1, ncclGetErrorString, const char *, (int)) \
+	X(0, ncclGetLastError, const char *, (sl_comm)) \
 	X(1, ncclAllReduce, int, (const void *, void *, size_t, int, int, sl_comm, sl_stream)) \
 	X(1, ncclAllGather, int, (const void *, void *, size_t, int, sl_comm, sl_stream)) \
 	X(1, ncclSend, int, (const void *, size_t, int, int, sl_comm, sl_stream)) \

@@ -1,5 +1,6 @@
 #include "shim.h"
 #include "libs.h"
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -96,15 +97,18 @@ int sl_lt_run(sl_lt_plan *p, void *const *xwy, void *ws, size_t wsn, sl_stream s
 	return rc ? lt_fail(rc, "cublasLtMatmul", e) : 0;
 }
 
-static int nccl_fail(int rc, const char *call, sl_err *e) {
-	return sl_fail_text(SL_LIB_NCCL, rc, call, NCCL.ncclGetErrorString(rc), e);
+static int nccl_fail(int rc, const char *call, sl_comm m, sl_err *e) {
+	const char *last = NCCL.ncclGetLastError ? NCCL.ncclGetLastError(m) : NULL;
+	char text[sizeof e->text];
+	snprintf(text, sizeof text, "%s%s%.100s", NCCL.ncclGetErrorString(rc), last && *last ? ": " : "", last ? last : "");
+	return sl_fail_text(SL_LIB_NCCL, rc, call, text, e);
 }
 
 int sl_nccl_id_new(unsigned char out[128], sl_err *e) {
 	sl_nccl_id id;
 	int rc = NCCL.ncclGetUniqueId(&id);
 	memcpy(out, &id, sizeof id);
-	return rc ? nccl_fail(rc, "ncclGetUniqueId", e) : 0;
+	return rc ? nccl_fail(rc, "ncclGetUniqueId", NULL, e) : 0;
 }
 
 int sl_nccl_init(sl_ctx c, const unsigned char in[128], int rank, int size, sl_comm *out, sl_err *e) {
@@ -112,13 +116,13 @@ int sl_nccl_init(sl_ctx c, const unsigned char in[128], int rank, int size, sl_c
 	memcpy(&id, in, sizeof id);
 	SL_CTX(c);
 	int rc = NCCL.ncclCommInitRank(out, size, id, rank);
-	return rc ? nccl_fail(rc, "ncclCommInitRank", e) : 0;
+	return rc ? nccl_fail(rc, "ncclCommInitRank", NULL, e) : 0;
 }
 
 int sl_nccl_free(sl_ctx c, sl_comm m, int abort, sl_err *e) {
 	SL_CTX(c);
 	int rc = abort ? NCCL.ncclCommAbort(m) : NCCL.ncclCommDestroy(m);
-	return rc ? nccl_fail(rc, abort ? "ncclCommAbort" : "ncclCommDestroy", e) : 0;
+	return rc ? nccl_fail(rc, abort ? "ncclCommAbort" : "ncclCommDestroy", NULL, e) : 0;
 }
 
 // a: comm, src, dst, count, type, op or ranks. Group state is the thread's: a
@@ -132,10 +136,10 @@ int sl_nccl_run(unsigned kind, const uint64_t *a, uint64_t elem, sl_stream s, sl
 	switch (kind) {
 	case SL_REDUCE:
 		rc = NCCL.ncclAllReduce(src, dst, n, type, (int)a[5], m, s);
-		return rc ? nccl_fail(rc, "ncclAllReduce", e) : 0;
+		return rc ? nccl_fail(rc, "ncclAllReduce", m, e) : 0;
 	case SL_GATHER_ALL:
 		rc = NCCL.ncclAllGather(src, dst, n, type, m, s);
-		return rc ? nccl_fail(rc, "ncclAllGather", e) : 0;
+		return rc ? nccl_fail(rc, "ncclAllGather", m, e) : 0;
 	}
 	rc = NCCL.ncclGroupStart();
 	for (uint64_t peer = 0; !rc && peer < a[5]; peer++) {
@@ -143,5 +147,5 @@ int sl_nccl_run(unsigned kind, const uint64_t *a, uint64_t elem, sl_stream s, sl
 		if (!rc) rc = NCCL.ncclRecv(dst + peer * n * elem, n, type, (int)peer, m, s);
 	}
 	end = NCCL.ncclGroupEnd();
-	return rc || end ? nccl_fail(rc ? rc : end, "ncclSend/ncclRecv", e) : 0;
+	return rc || end ? nccl_fail(rc ? rc : end, "ncclSend/ncclRecv", m, e) : 0;
 }

@@ -106,14 +106,7 @@ func collect(d ascendrt.Device, s ascendrt.Stream, id []byte, rank, size int) er
 		if err := ascendrt.Upload(context.Background(), d, s, src.View, data); err != nil {
 			return err
 		}
-		var rec, launch ascendrt.Commands
-		f(&rec)
-		g, err := d.Capture(s, &rec, ascendrt.CaptureOptions{})
-		if err != nil {
-			return fmt.Errorf("%s: capture: %w", what, err)
-		}
-		launch.Graph(g)
-		for _, c := range []*ascendrt.Commands{&rec, &launch} {
+		once := func(c *ascendrt.Commands) error {
 			p, _, err := s.Submit(c)
 			if err != nil {
 				return fmt.Errorf("%s: %w", what, err)
@@ -130,6 +123,26 @@ func collect(d ascendrt.Device, s ascendrt.Stream, id []byte, rank, size int) er
 					return fmt.Errorf("%s: rank %d, element %d is %v, not %v", what, rank, i, v, want(i))
 				}
 			}
+			return nil
+		}
+		var rec, launch ascendrt.Commands
+		f(&rec)
+		if err := once(&rec); err != nil { // the first run connects the ranks, which a capture cannot
+			return err
+		}
+		if err := ascendrt.Upload(context.Background(), d, s, x.View, make([]byte, x.Bytes())); err != nil {
+			return err
+		}
+		if err := ascendrt.Upload(context.Background(), d, s, src.View, data); err != nil {
+			return err
+		}
+		g, err := d.Capture(s, &rec, ascendrt.CaptureOptions{})
+		if err != nil {
+			return fmt.Errorf("%s: capture: %w", what, err)
+		}
+		launch.Graph(g)
+		if err := once(&launch); err != nil {
+			return err
 		}
 		return g.Close()
 	}

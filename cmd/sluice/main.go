@@ -24,6 +24,7 @@ var commands = []func() *cobra.Command{
 	newProxyCmd,
 	newGoldenCmd,
 	newReplayCmd,
+	newCacheCmd,
 	newDevicesCmd,
 	newDoctorCmd,
 }

@@ -27,6 +27,8 @@ type fake struct {
 	saves     bool
 	delivery  bool
 	hold      connector.Hold
+	busy      bool
+	resets    int
 	lazy      bool // promises and stages nothing
 	asked     []int
 	allocated [][2]int
@@ -77,6 +79,7 @@ func (f *fake) Ops(_ uint64, dst []connector.Op) []connector.Op {
 
 func (f *fake) Recovering(connector.RequestID) bool { return f.recovery }
 func (f *fake) RequiresDelivery() bool              { return f.delivery }
+func (f *fake) ResetCache() bool                    { f.resets++; return !f.busy }
 
 // fakeWorker records what it is given.
 type fakeWorker struct {
@@ -328,6 +331,10 @@ func TestChildThatStagesNothing(t *testing.T) {
 func TestShape(t *testing.T) {
 	x := newRig(t, &fake{}, &fake{delivery: true})
 	require.True(t, x.s.RequiresDelivery())
+	require.True(t, x.s.ResetCache())
+	x.c[0].busy = true
+	require.False(t, x.s.ResetCache())
+	require.Equal(t, 2, x.c[1].resets, "all are asked")
 	subs := x.s.SubConnectors()
 	subs[0] = nil
 	require.Equal(t, connector.Scheduler(x.c[0]), x.s.SubConnectors()[0], "a fresh list")

@@ -30,6 +30,7 @@ var (
 	_ connector.Scheduler = (*Scheduler)(nil)
 	_ connector.Composite = (*Scheduler)(nil)
 	_ connector.Delivery  = (*Scheduler)(nil)
+	_ connector.Resetter  = (*Scheduler)(nil)
 )
 
 // part is what one child loads: tokens [from, to).
@@ -62,6 +63,18 @@ func (s *Scheduler) RequiresDelivery() bool {
 		d, ok := c.(connector.Delivery)
 		return ok && d.RequiresDelivery()
 	})
+}
+
+// ResetCache has every child forget what it keeps, and is true if all of them
+// could.
+func (s *Scheduler) ResetCache() bool {
+	all := true
+	for _, c := range s.children {
+		if r, ok := c.(connector.Resetter); ok {
+			all = r.ResetCache() && all
+		}
+	}
+	return all
 }
 
 // Stats returns the counters.

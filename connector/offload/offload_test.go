@@ -186,7 +186,7 @@ func TestTurnsAreSharedByContent(t *testing.T) {
 	// What is there is not saved again.
 	require.Equal(t, connector.Hold{}, e.s.Finished(next, back, connector.End{Reason: connector.EndStop, Computed: 13}))
 	require.Equal(t, connector.Hold{}, e.s.Finished(alien, back, connector.End{Reason: connector.EndAbort, Computed: 13}), "aborted")
-	require.True(t, e.s.Reset())
+	require.True(t, e.s.ResetCache())
 	require.Equal(t, 8, e.s.Stats().Free)
 }
 

@@ -44,6 +44,7 @@ var (
 	_ connector.Scheduler  = (*Scheduler)(nil)
 	_ connector.Recovering = (*Scheduler)(nil)
 	_ connector.Tier       = (*Scheduler)(nil)
+	_ connector.Resetter   = (*Scheduler)(nil)
 )
 
 type recordState uint8
@@ -129,10 +130,12 @@ func (s *Scheduler) Stats() Stats {
 	return out
 }
 
-// Reset forgets all shared content that nobody uses. It reports whether
-// nothing is in progress; otherwise what is in progress stays.
-func (s *Scheduler) Reset() bool {
+// ResetCache forgets all shared content that nobody uses, in files too. It
+// reports whether that is all there is: requests that were preempted and copies
+// in progress stay.
+func (s *Scheduler) ResetCache() bool {
 	s.pool.reset()
+	clear(s.files)
 	return len(s.jobs) == 0 && len(s.records) == 0
 }
 

@@ -33,6 +33,11 @@ var builtinModel = model.Builtin()
 // builtinSeed makes the weights of the built-in model.
 const builtinSeed = 1
 
+// builtinWeights are made once per process; nobody writes to them.
+var builtinWeights = sync.OnceValue(func() model.Weights {
+	return model.Generate(builtinModel, model.BuiltinScales(), builtinSeed, tokenizer.Speakable)
+})
+
 // Options are the seams of an engine that no flag sets.
 type Options struct {
 	Logger *slog.Logger // nil: silent
@@ -78,7 +83,7 @@ func New(ctx context.Context, cfg Config, o Options) (*Engine, error) {
 		base += "-"
 	}
 	base += randomHex(6)
-	weights := model.Generate(builtinModel, model.BuiltinScales(), builtinSeed, tokenizer.Speakable)
+	weights := builtinWeights()
 	m := newMetrics(e.registry, cfg.ServedModelName)
 	for i := range cfg.DataParallel {
 		r, err := newRank(ctx, cfg, i, base, weights, m, o)
@@ -156,7 +161,7 @@ func newRank(ctx context.Context, cfg Config, index int, base string, weights mo
 	}
 	opts := []scheduler.Option{scheduler.WithGraphs(r.exec.Dispatcher())}
 	if cfg.KVTransfer.Connector == ConnectorPD {
-		if err := r.connect(weights); err != nil {
+		if err := r.connect(); err != nil {
 			return nil, err
 		}
 		opts = append(opts, scheduler.WithConnector(r.conn))
@@ -194,7 +199,7 @@ func (r *rank) schedulerConfig() scheduler.Config {
 }
 
 // connect starts the pd connector of the rank.
-func (r *rank) connect(weights model.Weights) error {
+func (r *rank) connect() error {
 	role, err := pd.ParseRole(string(r.cfg.KVTransfer.Role))
 	if err != nil {
 		return err
@@ -219,7 +224,7 @@ func (r *rank) connect(weights model.Weights) error {
 	if err != nil {
 		return err
 	}
-	if err := w.Register(r.exec.Layout(fingerprint(weights)), regions); err != nil {
+	if err := w.Register(r.exec.Layout(fingerprint()), regions); err != nil {
 		return fmt.Errorf("register kv memory: %w", err)
 	}
 	c := pd.SchedulerConfig{Role: role, Self: w.Endpoint(), BlockSize: r.cfg.BlockSize, Lease: lease}
@@ -337,7 +342,7 @@ func (e *Engine) Submit(ctx context.Context, req Request) (*Stream, error) {
 		ID: req.ID + "-" + strconv.FormatUint(r.serial.Add(1), 36), Prompt: req.Prompt, Route: route,
 		Namespace: kvcache.Namespace{Salt: req.Salt}, Session: req.Session, Params: params.value,
 		MaxTokens: req.MaxTokens, MinTokens: req.MinTokens, StopIDs: req.StopIDs, Priority: req.Priority,
-		Arrival: scheduler.At(time.Now()), SkipCacheRead: req.SkipPrefix,
+		Arrival:           scheduler.At(time.Now()),
 		CacheHitThreshold: threshold, RemoteETA: params.eta,
 	}
 	if !req.IgnoreEOS {
@@ -478,14 +483,15 @@ func (e *Engine) Close() error {
 
 // fingerprint is a digest of the weights: engines whose digests differ do not
 // read each other's KV.
-func fingerprint(w model.Weights) string {
+var fingerprint = sync.OnceValue(func() string {
+	w := builtinWeights()
 	h := sha256.New()
 	for _, t := range builtinModel.Tensors() {
 		fmt.Fprintf(h, "%s %v\n", t.Name, t.Shape)
 		h.Write(model.Bytes(w[t.Name]))
 	}
 	return builtinModel.Name + ":" + hex.EncodeToString(h.Sum(nil)[:12])
-}
+})
 
 func randomHex(bytes int) string {
 	b := make([]byte, bytes)

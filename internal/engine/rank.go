@@ -282,11 +282,11 @@ func (r *rank) settle(ctx context.Context) error {
 	if err := r.transferOps(r.seq); err != nil {
 		return err
 	}
+	r.gauges() // whoever has an answer finds its end in the metrics
 	now = time.Now()
 	for i := range outs {
 		r.output(&outs[i], now)
 	}
-	r.gauges()
 	return nil
 }
 

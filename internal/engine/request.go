@@ -30,7 +30,6 @@ type Request struct {
 	Params     json.RawMessage // kv_transfer_params; nil if there are none
 	Threshold  *float64        // cache_hit_threshold; nil takes the engine's
 	Noise      bool            // overwrite a block of its computed KV before it is used: the control of token identity
-	SkipPrefix bool            // compute the whole prompt although a prefix is cached
 }
 
 // Errors of Submit.

@@ -3,4 +3,4 @@
 package executor
 
 // stepSizes are the step budgets under test.
-var stepSizes = []int{16, 64, 256}
+var stepSizes = []int{16, 256}

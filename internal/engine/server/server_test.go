@@ -42,6 +42,9 @@ const (
 // startTraced takes the trace over.
 func startTraced(t *testing.T, cfg engine.Config, o Options, trace *engine.Trace) *node {
 	t.Helper()
+	if cfg.MaxSeqs == 0 {
+		cfg.MaxSeqs = 16 // fewer graphs to capture
+	}
 	if cfg.KVBlocks == 0 {
 		cfg.KVBlocks = 1024
 	}
