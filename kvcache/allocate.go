@@ -12,7 +12,8 @@ type Alloc struct {
 	Hit Match
 	// Computed counts the tokens whose KV the sequence already has, the hit not included.
 	Computed int
-	// External counts the tokens after Computed and Hit that a connector loads.
+	// External counts the tokens after Computed and Hit that a connector loads. A
+	// sequence without blocks has no more hit and external tokens than Tokens.
 	External int
 	// New counts the tokens that the step computes.
 	New int
@@ -206,6 +207,9 @@ func (c *Cache) validate(s *Seq, a *Alloc) error {
 	}
 	if a.New == 0 && a.External == 0 && a.Hit.Tokens == 0 {
 		return &RangeError{"Alloc.New + Alloc.External + Alloc.Hit.Tokens", 0, 1, math.MaxInt32}
+	}
+	if len(s.tables[0]) == 0 && a.Hit.Tokens+a.External > len(a.Tokens) {
+		return &RangeError{"Alloc.Hit.Tokens + Alloc.External", a.Hit.Tokens + a.External, 0, len(a.Tokens)}
 	}
 	if a.Computed > s.capacity {
 		return &RangeError{"Alloc.Computed", a.Computed, 0, s.capacity}

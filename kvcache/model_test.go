@@ -24,6 +24,7 @@ type model struct {
 	seqs     []*mseq // open, in order of opening
 	fences   []*mseq
 	leases   []*mlease
+	evicted  []Eviction // explained
 }
 
 type mblock struct {
@@ -269,8 +270,25 @@ func (m *model) take() BlockID {
 	if best == NullBlock {
 		panic("model: nothing to evict")
 	}
+	m.evicted = append(m.evicted, m.explain(best))
 	m.dropCopy(best)
 	return best
+}
+
+func (m *model) explain(id BlockID) Eviction {
+	b := &m.blocks[id]
+	e := Eviction{Block: id, Group: b.group, Depth: m.depthOf(b.key) - 1, Release: b.stamp, Reason: LastCopy}
+	if d, ok := m.deadline(id); ok {
+		e.Class, e.Deadline = Leased, d
+	} else if b.class > 0 {
+		e.Class, e.Priority = Prioritised, b.class-1
+	}
+	if len(m.get(b.key, b.group)) > 1 {
+		e.Reason = Surplus
+	} else if m.groups[b.group].Kind == SlidingWindow {
+		e.Reason = OutsideWindow
+	}
+	return e
 }
 
 func (m *model) evictable(id BlockID) bool {

@@ -72,13 +72,17 @@ type machine struct {
 	live map[string]bool // what the events say is cached: group and hash
 	now  Time
 
-	checks int
+	evicted []Eviction
+	checks  int
 }
 
 func newMachine(t *rapid.T, cfg Config) *machine {
+	k := &machine{m: newModel(cfg), live: map[string]bool{}}
+	cfg.OnEvict = func(e Eviction) { k.evicted = append(k.evicted, e) }
 	c, err := newWithEdges(cfg, rapid.SampledFrom([]int{1, 3, maxEdge}).Draw(t, "edge"))
 	require.NoError(t, err)
-	return &machine{c: c, m: newModel(cfg), live: map[string]bool{}}
+	k.c = c
+	return k
 }
 
 var testSpaces = []Namespace{{}, {Salt: "x"}, {LoRA: LoRA{ID: 1, Name: "y"}}}
@@ -113,6 +117,8 @@ func (k *machine) Check(t *rapid.T) {
 	k.checks++
 	require.NoError(t, k.c.Check())
 	require.NoError(t, k.m.compare(k.c))
+	require.Equal(t, k.m.evicted, k.evicted, "evictions")
+	k.m.evicted, k.evicted = nil, nil
 	if !k.c.recording {
 		return
 	}
@@ -458,7 +464,7 @@ func (k *machine) Reset(t *rapid.T) {
 	}
 	require.NoError(t, k.c.Reset())
 	fresh := newModel(k.m.cfg)
-	fresh.seqs, fresh.fences, fresh.releases = k.m.seqs, k.m.fences, k.m.releases
+	fresh.seqs, fresh.fences = k.m.seqs, k.m.fences
 	for _, s := range fresh.seqs { // only tables of null blocks are left
 		s.published = 0
 	}
