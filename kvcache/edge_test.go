@@ -8,14 +8,20 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-serving/sluice/internal/invariants"
 )
 
 // Long prompts with forks anywhere, edges of full length, growth token by token
 // and many children of one node: every prompt that fits is hit up to the longest
 // prefix that it shares with an earlier one.
 func TestLongEdges(t *testing.T) {
+	rounds, blocks := 120, 200_000
+	if invariants.Enabled { // each call then looks at the whole pool
+		rounds, blocks = 20, 20_000
+	}
 	for _, bs := range []int{1, 16} {
-		c := newCache(t, Config{Blocks: 200_000, BlockSize: bs})
+		c := newCache(t, Config{Blocks: blocks, BlockSize: bs})
 		r := rand.New(rand.NewPCG(5, uint64(bs)))
 		var prompts [][]Token
 		cached := 0 // whole blocks of the longest shared prefix
@@ -30,7 +36,7 @@ func TestLongEdges(t *testing.T) {
 			}
 			return best
 		}
-		for i := range 120 {
+		for i := range rounds {
 			var p []Token
 			if len(prompts) > 0 && i%10 != 0 {
 				q := prompts[r.IntN(len(prompts))]
@@ -69,7 +75,7 @@ func TestLongEdges(t *testing.T) {
 		require.NoError(t, c.Check())
 		require.Positive(t, cached)
 		// Under pressure the tree shrinks from its leaves.
-		for _, n := range []int{100_000, 60_000, 39_999} {
+		for _, n := range []int{blocks / 2, blocks / 4, blocks - blocks/2 - blocks/4 - 1} {
 			s, err := c.Open(Namespace{Salt: "other"})
 			require.NoError(t, err)
 			g, err := c.Allocate(s, &Alloc{New: n * bs})
@@ -85,12 +91,16 @@ func TestLongEdges(t *testing.T) {
 
 // A node with many children finds each, while they come and while they go.
 func TestManyChildren(t *testing.T) {
-	c := newCache(t, Config{Blocks: 5000, BlockSize: 2, Seed: 7})
-	for i := range 2000 {
+	step := 1
+	if invariants.Enabled {
+		step = 20
+	}
+	c := newCache(t, Config{Blocks: 5000 / step, BlockSize: 2, Seed: 7})
+	for i := range 2000 / step {
 		free(t, c, admitQuick(t, c, []Token{1, 2, Token(i), 3, 4}))
 	}
 	require.NoError(t, c.Check())
-	for i := range 2000 {
+	for i := range 2000 / step {
 		require.Equal(t, 4, c.Match(Namespace{}, []Token{1, 2, Token(i), 3}, -1).Tokens)
 	}
 	require.Equal(t, 2, c.Match(Namespace{}, []Token{1, 2, 5000, 3}, -1).Tokens)
@@ -111,8 +121,8 @@ func admitQuick(t *testing.T, c *Cache, toks []Token) *Seq {
 
 // The largest pool and the largest block.
 func TestLargest(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes 150 MB")
+	if testing.Short() || invariants.Enabled {
+		t.Skip("takes 150 MB, and invariants look at all of it after each call")
 	}
 	c := newCache(t, Config{Blocks: MaxBlocks})
 	require.Equal(t, 4<<20, c.Usable())
