@@ -144,7 +144,7 @@ func (l *load) wait(ctx context.Context, p *peer, of *offer, ended <-chan pushed
 		if err == nil || errors.Is(err, ErrRestarted) {
 			return pushed{}, errors.Join(fmt.Errorf("%s no longer knows transfer %s", p.ep.EngineID, of.Transfer), err)
 		}
-		// Out of reach for now: the deadline decides.
+		// Out of reach: the deadline decides.
 	}
 }
 

@@ -11,7 +11,7 @@
 // One request is one Turn:
 //
 //	turn, d := r.Begin(now, query)       // local attempt, or P/D and why
-//	r.Missed(now, turn, result)          // the attempt gave no output
+//	r.Missed(turn)                       // the attempt gave no output
 //	p, ok := r.Prefiller(now, turn)      // reserve a Prefiller
 //	target, ok := r.Decoder(now, turn)   // reserve a Decoder and rank
 //	r.Output(now, turn)                  // the first output was seen
