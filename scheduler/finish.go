@@ -102,8 +102,18 @@ func (s *Scheduler) fail(r *request, err error) {
 	s.early = append(s.early, earlyOutput{0, out})
 }
 
-// sendAway ends a preempted request so that its sender takes it elsewhere.
+// sendAway ends a preempted request so that its sender takes it elsewhere. An
+// append attempt without a token, none in flight either, ends as a refusal: its
+// sender then takes the other route from the start.
 func (s *Scheduler) sendAway(r *request) {
+	if s.isAppend(r) && r.outputs() == 0 && r.stale <= s.applied {
+		ref := Refusal{Reason: Busy, PromptTokens: r.prompt}
+		s.stats.Refused[Busy]++
+		out := s.finish(r, FinishRefused)
+		out.Refusal = ref
+		s.early = append(s.early, earlyOutput{0, out})
+		return
+	}
 	s.early = append(s.early, earlyOutput{0, s.finish(r, FinishRecomputed)})
 }
 
