@@ -291,12 +291,20 @@ type moody struct {
 	err   error
 	enter chan struct{}
 	leave chan struct{}
+	quit  chan struct{} // the test has failed: nobody enters or leaves
 }
 
 func (m *moody) Save(ctx context.Context, v []Move) error {
 	if m.enter != nil {
-		m.enter <- struct{}{}
-		<-m.leave
+		select {
+		case m.enter <- struct{}{}:
+		case <-m.quit:
+		}
+		select {
+		case <-m.leave:
+		case <-m.quit:
+		}
+		<-ctx.Done() // the deadline has passed, whenever the clock's goroutine ran
 	}
 	if m.err != nil {
 		return m.err
@@ -344,11 +352,12 @@ func TestCopyErrors(t *testing.T) {
 }
 
 func TestDeadlineInTheQueue(t *testing.T) {
-	m := &moody{enter: make(chan struct{}), leave: make(chan struct{})}
+	m := &moody{enter: make(chan struct{}), leave: make(chan struct{}), quit: make(chan struct{})}
 	e := newEngine(t, 8, func(c *Config, w *WorkerConfig) {
 		w.Mover, w.Threads, c.Sharing, c.Save = m, 1, Turns, 10*time.Millisecond
 	})
 	m.regions = e.regions
+	t.Cleanup(func() { close(m.quit) })
 	for i := range uint32(2) {
 		e.s.Finished(request(i, tokens(int(i)*50, 8), 8), table(1, 2), connector.End{Reason: connector.EndStop, Computed: 8})
 	}
