@@ -76,7 +76,7 @@ func (e *engine) load(r *connector.Request, first int) {
 }
 
 func TestLeaseThatExpiresInMidReadFailsTheLoad(t *testing.T) {
-	p := newEngine(t, "p-1", Producer, 1, lease(150*time.Millisecond))
+	p := newEngine(t, "p-1", Producer, 1, lease(time.Second))
 	g := &gate{}
 	d := newEngine(t, "d-1", Consumer, 2, gated(g), lease(time.Hour)) // D does not renew in time
 	// All bytes have arrived when the lease runs out and P uses the blocks for

@@ -111,7 +111,10 @@ func (e *Engine) Step() (bool, error) {
 		}
 	}
 	if !e.Scheduler.HasWork() && len(e.flight) == 0 {
-		return false, nil
+		if at, ok := e.Scheduler.NextDeadline(); !ok || at > e.now() {
+			e.wait()
+			return e.Scheduler.Unfinished() > 0, nil
+		}
 	}
 	p := e.Scheduler.Plan(e.now())
 	for _, id := range p.Preempted {
@@ -126,16 +129,25 @@ func (e *Engine) Step() (bool, error) {
 			return false, err
 		}
 	}
-	if p.Rows() == 0 && e.worker != nil {
-		select {
-		case ev, open := <-e.worker.Events():
-			if open {
-				e.deliver(ev)
-			}
-		case <-time.After(time.Millisecond):
-		}
+	if p.Rows() == 0 {
+		e.wait()
 	}
 	return true, nil
+}
+
+// wait takes one event, if one comes soon.
+func (e *Engine) wait() {
+	var events <-chan connector.Event
+	if e.worker != nil {
+		events = e.worker.Events()
+	}
+	select {
+	case ev, open := <-events:
+		if open {
+			e.deliver(ev)
+		}
+	case <-time.After(time.Millisecond):
+	}
 }
 
 // run computes a plan and tells a worker that sends KV meanwhile.
@@ -191,9 +203,6 @@ func (e *Engine) Run(limit time.Duration) error {
 		}
 		if !more && e.cache.Available() == e.cache.Usable() {
 			return nil
-		}
-		if !more {
-			time.Sleep(time.Millisecond)
 		}
 	}
 	return fmt.Errorf("not at rest after %v: %d requests, %d of %d blocks", limit, e.Scheduler.Unfinished(), e.cache.Available(), e.cache.Usable())
