@@ -1,7 +1,7 @@
 GO ?= go
 BIN := bin/sluice
 
-.PHONY: build run up test bench clean golden tables
+.PHONY: build run up test bench clean golden tables mutants
 
 build: ## build the binary
 	$(GO) build -o $(BIN) ./cmd/sluice
@@ -24,6 +24,9 @@ golden: ## recorded histories give the same decisions; the folder with them is $
 
 tables: ## every test that a table of the documentation names exists and passes
 	$(GO) run ./internal/tables docs/coverage.md docs/differences.md docs/requirements.md
+
+mutants: ## small faults in the code, each of which must turn a test red
+	$(GO) run ./internal/mutants
 
 clean:
 	rm -rf bin build run

@@ -177,7 +177,7 @@ func (s *Scheduler) admit(r *request, b *budget, p *Plan) step {
 		if s.conn != nil {
 			ext = s.ask(r, hit.Tokens)
 			if ext.Pending {
-				p.Pending = append(p.Pending, r.id)
+				p.Pending = add(s.alloc, p.Pending, r.id)
 				return passOver
 			}
 		}

@@ -88,8 +88,8 @@ func (s *Scheduler) belowThreshold(r *request, found int) bool {
 // refuse ends an append attempt without a token. It holds nothing.
 func (s *Scheduler) refuse(r *request, why RefusalReason, hit int32, p *Plan) {
 	ref := Refusal{Reason: why, PromptTokens: r.prompt, CachedTokens: hit}
-	p.Refused = append(p.Refused, r.id)
-	p.Refusals = append(p.Refusals, ref)
+	p.Refused = add(s.alloc, p.Refused, r.id)
+	p.Refusals = add(s.alloc, p.Refusals, ref)
 	s.stats.Refused[why]++
 	out := s.finish(r, FinishRefused)
 	out.Refusal = ref

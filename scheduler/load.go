@@ -18,19 +18,20 @@ func (s *Scheduler) startLoad(r *request, local, external int32, timeout time.Du
 
 // addLoad lists a load in the plan.
 func (s *Scheduler) addLoad(r *request, from, to int32, async bool, p *Plan) {
-	p.Loads = append(p.Loads, r.id)
-	p.LoadsFrom = append(p.LoadsFrom, from)
-	p.LoadsTo = append(p.LoadsTo, to)
+	a := s.alloc
+	p.Loads = add(a, p.Loads, r.id)
+	p.LoadsFrom = add(a, p.LoadsFrom, from)
+	p.LoadsTo = add(a, p.LoadsTo, to)
 	var flag uint8
 	if async {
 		flag = 1
 	}
-	p.LoadsAsync = append(p.LoadsAsync, flag)
+	p.LoadsAsync = add(a, p.LoadsAsync, flag)
 	for g := range int(s.groups) {
 		if async {
-			p.LoadBlocks = append(p.LoadBlocks, r.seq.Table(g)...)
+			p.LoadBlocks = add(a, p.LoadBlocks, r.seq.Table(g)...)
 		}
-		p.LoadBlocksAt = append(p.LoadBlocksAt, int32(len(p.LoadBlocks)))
+		p.LoadBlocksAt = add(a, p.LoadBlocksAt, int32(len(p.LoadBlocks)))
 	}
 }
 

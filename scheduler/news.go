@@ -28,11 +28,11 @@ func (n *news) preempted(id RequestID, saved bool) {
 func (n *news) released(id RequestID) { n.returned = append(n.returned, id) }
 
 // moveTo hands everything to a plan.
-func (n *news) moveTo(p *Plan) {
-	p.Finished = append(p.Finished, n.ended...)
-	p.Reasons = append(p.Reasons, n.reasons...)
-	p.Preempted = append(p.Preempted, n.victims...)
-	p.PreemptedSaved = append(p.PreemptedSaved, n.saved...)
-	p.Released = append(p.Released, n.returned...)
+func (n *news) moveTo(p *Plan, a Allocator) {
+	p.Finished = add(a, p.Finished, n.ended...)
+	p.Reasons = add(a, p.Reasons, n.reasons...)
+	p.Preempted = add(a, p.Preempted, n.victims...)
+	p.PreemptedSaved = add(a, p.PreemptedSaved, n.saved...)
+	p.Released = add(a, p.Released, n.returned...)
 	n.ended, n.reasons, n.victims, n.saved, n.returned = n.ended[:0], n.reasons[:0], n.victims[:0], n.saved[:0], n.returned[:0]
 }

@@ -229,7 +229,7 @@ func (p *Plan) GraphRows() graphs.Rows {
 }
 
 // reset empties the plan and keeps its memory.
-func (p *Plan) reset() {
+func (p *Plan) reset(a Allocator) {
 	p.Requests = p.Requests[:0]
 	p.Kinds = p.Kinds[:0]
 	p.Scheduled = p.Scheduled[:0]
@@ -244,12 +244,12 @@ func (p *Plan) reset() {
 	p.GrammarRows = p.GrammarRows[:0]
 	p.GrammarWaits = p.GrammarWaits[:0]
 	p.Inputs = p.Inputs[:0]
-	p.InputsAt = append(p.InputsAt[:0], 0)
+	p.InputsAt = p.InputsAt[:0]
 	p.Known = p.Known[:0]
-	p.KnownAt = append(p.KnownAt[:0], 0)
+	p.KnownAt = p.KnownAt[:0]
 	p.TableFrom = p.TableFrom[:0]
 	p.Blocks = p.Blocks[:0]
-	p.BlocksAt = append(p.BlocksAt[:0], 0)
+	p.BlocksAt = p.BlocksAt[:0]
 	p.CommonPrefix = p.CommonPrefix[:0]
 	p.Total, p.LoRAs, p.NextDrafts = 0, 0, 0
 	p.Verdicts = p.Verdicts[:0]
@@ -259,7 +259,7 @@ func (p *Plan) reset() {
 	p.LoadsTo = p.LoadsTo[:0]
 	p.LoadsAsync = p.LoadsAsync[:0]
 	p.LoadBlocks = p.LoadBlocks[:0]
-	p.LoadBlocksAt = append(p.LoadBlocksAt[:0], 0)
+	p.LoadBlocksAt = add(a, p.LoadBlocksAt[:0], 0)
 	p.Pending = p.Pending[:0]
 	p.Finished = p.Finished[:0]
 	p.Reasons = p.Reasons[:0]

@@ -2,7 +2,6 @@ package scheduler
 
 import (
 	"github.com/sluice-serving/sluice/connector"
-	"github.com/sluice-serving/sluice/graphs"
 	"github.com/sluice-serving/sluice/kvcache"
 )
 
@@ -97,7 +96,7 @@ func (s *Scheduler) Plan(now Time) *Plan {
 	}
 	s.endAppends(agreed, &b)
 	s.fill(p, &b)
-	s.news.moveTo(p)
+	s.news.moveTo(p, s.alloc)
 	p.Free = int32(s.cache.Available())
 	if p.Rows() == 0 {
 		p.Waits = s.waits(p)
@@ -123,7 +122,7 @@ func (s *Scheduler) nextPlan() *Plan {
 	} else {
 		p = &Plan{owner: s, Groups: s.groups}
 	}
-	p.reset()
+	p.reset(s.alloc)
 	s.seq++
 	p.Seq, p.Now, p.Applied = s.seq, s.now, s.applied
 	return p
@@ -298,7 +297,7 @@ func (s *Scheduler) preemptAt(i int, b *budget, p *Plan) {
 			if r.chunk {
 				b.wide--
 			}
-			p.RolledBack = append(p.RolledBack, r.id)
+			p.RolledBack = add(s.alloc, p.RolledBack, r.id)
 			s.dropLoRA()
 			// What the row was to compute is matchable already.
 			var err error
@@ -362,107 +361,6 @@ func (s *Scheduler) computedTables(r *request, n int32) connector.Tables {
 func (s *Scheduler) must(err error) {
 	if err != nil {
 		panic("scheduler: " + err.Error())
-	}
-}
-
-// fill writes the rows into the plan and advances the requests.
-func (s *Scheduler) fill(p *Plan, b *budget) {
-	async := s.cfg.Scheduling == Async
-	for i := range s.rows {
-		d := &s.rows[i]
-		if d.gone {
-			continue
-		}
-		r := d.r
-		total, from, to := r.total(), r.computed, r.computed+d.n
-		p.Requests = append(p.Requests, r.id)
-		p.Kinds = append(p.Kinds, d.kind)
-		p.Scheduled = append(p.Scheduled, d.n)
-		p.Drafts = append(p.Drafts, d.drafts)
-		p.Placeholders = append(p.Placeholders, d.placeholders)
-		p.Computed = append(p.Computed, from)
-		p.Prefill = append(p.Prefill, r.prefill)
-		p.Outputs = append(p.Outputs, r.outputs()+r.placeholders)
-		p.LocalHits = append(p.LocalHits, d.local)
-		p.ExternalHits = append(p.ExternalHits, d.external)
-		if from+1 == to && to <= total {
-			p.Inputs = append(p.Inputs, r.tokens[from])
-		} else {
-			s.inputs(p, d)
-		}
-		p.InputsAt = append(p.InputsAt, int32(len(p.Inputs)))
-		if d.kind == RowNew && s.cfg.Executor == NewResume {
-			p.Known = append(p.Known, r.tokens...)
-		}
-		p.KnownAt = append(p.KnownAt, int32(len(p.Known)))
-		for g := range int(s.groups) {
-			p.TableFrom = append(p.TableFrom, d.from)
-			if d.grown {
-				p.Blocks = append(p.Blocks, r.seq.Table(g)[d.from:]...)
-			}
-			p.BlocksAt = append(p.BlocksAt, int32(len(p.Blocks)))
-		}
-		p.Total += d.n
-
-		r.computed = to
-		r.inFlight += d.n
-		r.lastSeq = p.Seq
-		r.chunk = to < total+r.placeholders
-		var samples uint8
-		if !r.chunk {
-			samples = 1
-			r.prefilling = false
-			if r.grammar {
-				p.GrammarRows = append(p.GrammarRows, int32(len(p.Requests)-1))
-				var waits uint8
-				if r.placeholders > 0 {
-					waits = 1
-				}
-				p.GrammarWaits = append(p.GrammarWaits, waits)
-			}
-		}
-		p.Samples = append(p.Samples, samples)
-		r.drafts = 0
-		r.draftTokens = r.draftTokens[:0]
-		if async && !r.chunk {
-			r.placeholders += 1 + d.drafts
-			r.drafts = b.drafts
-		}
-	}
-	p.LoRAs, p.NextDrafts = int32(len(s.loras)), b.drafts
-	if len(s.running) > 0 {
-		for range s.groups {
-			p.CommonPrefix = append(p.CommonPrefix, 0)
-		}
-		p.CommonPrefix[0] = int32(s.cache.CommonPrefix(&s.running[0].seq))
-	} else {
-		for range s.groups {
-			p.CommonPrefix = append(p.CommonPrefix, 0)
-		}
-	}
-	if s.graph != nil && p.Rows() > 0 {
-		n := p.Rows()
-		if cap(p.Verdicts) < n {
-			p.Verdicts = make([]graphs.RowVerdict, n, max(n, s.cfg.MaxNumSeqs))
-		}
-		p.Verdicts = p.Verdicts[:n]
-		p.Graph = s.graph.Dispatch(p.GraphRows(), graphs.Step{LoRAs: p.LoRAs}, p.Verdicts)
-	}
-}
-
-// inputs writes the token ids of a row that is more than one known token.
-func (s *Scheduler) inputs(p *Plan, d *rowDraft) {
-	r := d.r
-	total, from, to := r.total(), r.computed, r.computed+d.n
-	if from < total {
-		p.Inputs = append(p.Inputs, r.tokens[from:min(to, total)]...)
-	}
-	for i := max(from, total); i < to; i++ {
-		tok := Unknown
-		if j := int(i - total - r.placeholders); d.placeholders == 0 && j >= 0 && j < len(r.draftTokens) {
-			tok = r.draftTokens[j]
-		}
-		p.Inputs = append(p.Inputs, tok)
 	}
 }
 

@@ -57,6 +57,7 @@ type Scheduler struct {
 	recycled []*request
 	stats    Stats
 	rec      *Recorder // nil if nothing is recorded
+	alloc    Allocator // nil: the Go heap
 }
 
 // Option sets a part of a scheduler that most do without.

@@ -47,6 +47,7 @@ var allowed = map[string][]string{
 	"internal/invariants": {},
 	"internal/law":        {},
 	"internal/tables":     {},
+	"internal/mutants":    {},
 	"internal/bench":      {"internal/bench/...", "internal/up", "internal/openai"},
 	"internal/up":         {"internal/up/...", "internal/openai"},
 	"internal/golden":     {"scheduler", "kvcache", "connector", "graphs"},
