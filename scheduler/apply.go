@@ -1,5 +1,7 @@
 package scheduler
 
+import "slices"
+
 // Apply takes the result of the oldest plan in flight and returns what the
 // requests have gained, in the order of the plan's rows: first the ends that
 // are not a row's, such as refusals. The outputs are valid until the next
@@ -16,7 +18,10 @@ func (s *Scheduler) Apply(p *Plan, res Result) ([]Output, error) {
 	p.state = planApplied
 	s.applied = p.Seq
 	s.lift()
-	s.outs = s.outs[:0]
+	for _, i := range s.rare {
+		s.outs[:cap(s.outs)][i] = Output{}
+	}
+	s.outs, s.rare = s.outs[:0], s.rare[:0]
 	s.flushEarly(p.Seq)
 	if res.Outcome == Failed {
 		s.failStep(p)
@@ -40,6 +45,7 @@ func (s *Scheduler) flushEarly(seq uint64) {
 	kept := s.early[:0]
 	for _, e := range s.early {
 		if (seq == 0) == (e.seq == 0) && e.seq <= seq {
+			s.rare = append(s.rare, int32(len(s.outs)))
 			s.outs = append(s.outs, e.out)
 		} else {
 			kept = append(kept, e)
@@ -170,8 +176,8 @@ func (s *Scheduler) applyRow(p *Plan, i int, r *request, got, proposed []Token, 
 	first := r.total()
 	reason, why := NotFinished, StopNone
 	for _, t := range got {
-		r.tokens = s.push(r, t)
-		if reason, why = r.ended(); reason != NotFinished {
+		s.push(r, t)
+		if reason, why = r.ended(t); reason != NotFinished {
 			break
 		}
 	}
@@ -183,59 +189,66 @@ func (s *Scheduler) applyRow(p *Plan, i int, r *request, got, proposed []Token, 
 			s.must(s.cache.Publish(&r.seq, r.tokens, int(min(known, r.total()))))
 		}
 	}
-	out := Output{Request: id(r), ID: r.req.ID, Tokens: r.tokens[first:r.total():r.total()]}
+	out := s.output()
+	out.Request, out.ID, out.Tokens = r.id, r.name, r.tokens[first:r.total():r.total()]
+	out.Finish, out.Stop, out.StopToken = reason, why, 0
+	out.First, out.Cached, out.External = false, 0, 0
 	if !r.started {
 		r.started = true
 		out.First, out.Cached, out.External = true, r.cached, r.external
 	}
-	if reason == NotFinished {
-		for _, row := range res.GrammarErrors {
-			if int(row) == i {
-				reason = FinishError
-				out.Err = ErrGrammar
-				r.req.Resumable = false
-			}
-		}
+	if reason == NotFinished && len(res.GrammarErrors) > 0 && slices.Contains(res.GrammarErrors, int32(i)) {
+		reason = FinishError
+		out.Finish, out.Err = reason, ErrGrammar
+		r.req.Resumable = false
 	}
 	if reason == NotFinished {
-		if len(proposed) > 0 && !r.chunk {
+		if len(proposed) > 0 && !r.chunk && !stale {
 			r.draftTokens = append(r.draftTokens[:0], proposed...)
 			r.drafts = int32(len(proposed))
 		}
-		s.outs = append(s.outs, out)
 		return false
 	}
-	out.Finish, out.Stop = reason, why
+	s.rare = append(s.rare, int32(len(s.outs)-1))
 	if why == StopID {
-		out.StopToken = r.tokens[r.total()-1]
+		out.StopToken = r.last
 	}
 	if r.req.Resumable {
-		s.outs = append(s.outs, out)
 		return s.endTurn(r)
 	}
 	running := r.place == inRunning
 	if running {
 		r.place = nowhere // taken out of the list by compactRunning
 	}
-	end := s.finish(r, reason)
-	out.Params = end.Params
-	s.outs = append(s.outs, out)
+	out.Params = s.finish(r, reason).Params
 	return running
 }
 
-func id(r *request) RequestID { return r.id }
+// output is one more output of this Apply. What only last outputs have is
+// empty, the rest is that of an earlier one.
+func (s *Scheduler) output() *Output {
+	n := len(s.outs)
+	if n == cap(s.outs) {
+		s.outs = append(s.outs, Output{})
+	} else {
+		s.outs = s.outs[:n+1]
+	}
+	return &s.outs[n]
+}
 
-// push appends a token to the request's own. Room grows by halves, and never
+// push appends a token to the request's own. Room grows by steps, and never
 // beyond what the request may reach.
-func (s *Scheduler) push(r *request, t Token) []Token {
-	if len(r.tokens) == cap(r.tokens) {
-		n := len(r.tokens)
+func (s *Scheduler) push(r *request, t Token) {
+	n := len(r.tokens)
+	if n == cap(r.tokens) {
 		room := min(int(r.limit)-n, max(256, n/8))
 		grown := make([]Token, n, n+max(room, 1))
 		copy(grown, r.tokens)
 		r.tokens = grown
 	}
-	return append(r.tokens, t)
+	r.tokens = r.tokens[:n+1]
+	r.tokens[n] = t
+	r.last = t
 }
 
 // compactRunning takes requests out of the running list that have left it.

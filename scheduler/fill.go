@@ -49,9 +49,12 @@ func (s *Scheduler) fill(p *Plan, b *budget) {
 		p.Outputs[row] = r.outputs() + r.placeholders
 		p.LocalHits[row] = d.local
 		p.ExternalHits[row] = d.external
-		if from+1 == to && to <= total {
-			p.Inputs = append(p.Inputs, r.tokens[from])
-		} else {
+		switch {
+		case from+1 == to && to == total:
+			p.Inputs = append(p.Inputs, r.last)
+		case from+1 == to && from >= total && r.drafts == 0:
+			p.Inputs = append(p.Inputs, Unknown)
+		default:
 			p.inputs(d)
 		}
 		p.InputsAt[row+1] = int32(len(p.Inputs))
@@ -72,8 +75,8 @@ func (s *Scheduler) fill(p *Plan, b *budget) {
 		r.inFlight += d.n
 		r.lastSeq = p.Seq
 		r.chunk = to < total+r.placeholders
-		r.drafts = 0
-		if len(r.draftTokens) > 0 {
+		if r.drafts > 0 {
+			r.drafts = 0
 			r.draftTokens = r.draftTokens[:0]
 		}
 		p.Samples[row] = 0

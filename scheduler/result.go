@@ -55,15 +55,15 @@ type Output struct {
 	// Tokens are new, in order. Each token is delivered once.
 	Tokens []Token
 	// Finish is set on the last output of a request.
-	Finish    FinishReason
-	Stop      Stop
-	StopToken Token
+	Finish FinishReason
+	Stop   Stop
 	// First is true on the first output of a request; Cached and External are
 	// then the prompt tokens that were found in the local cache and through the
 	// connector at its first admission.
-	First    bool
-	Cached   int32
-	External int32
+	First     bool
+	StopToken Token
+	Cached    int32
+	External  int32
 	// Refusal is set if Finish is FinishRefused.
 	Refusal Refusal
 	// Params of the connector for the response, on the last output.

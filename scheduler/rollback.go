@@ -112,6 +112,9 @@ func (s *Scheduler) cut(r *request, n int32) {
 	if r.status == Finished {
 		return
 	}
+	if r.seq.Open() {
+		r.tabled() // it may have lost blocks that it shared
+	}
 	if r.status == WaitingKV {
 		r.load.failed = true
 		r.computed = min(r.computed, n)

@@ -163,7 +163,7 @@ func (s *Scheduler) planRunning(b *budget, p *Plan) {
 		if n <= 0 {
 			continue
 		}
-		from, grown := int32(len(r.seq.Table(0))), false
+		from, grown := r.table, false
 		if !r.seq.Covers(int(r.computed+n), int(s.lookahead)) {
 			if b.starved {
 				continue
@@ -187,7 +187,9 @@ func (s *Scheduler) planRunning(b *budget, p *Plan) {
 		}
 		drafts := max(n+r.computed-total-r.placeholders, 0)
 		s.rows = append(s.rows, rowDraft{r: r, n: n, drafts: drafts, from: from, kind: RowRunning, grown: grown})
-		s.addLoRA(r)
+		if r.adapter {
+			s.addLoRA(r)
+		}
 	}
 }
 
@@ -196,6 +198,13 @@ func (s *Scheduler) planRunning(b *budget, p *Plan) {
 // ones, which moves if one before it is preempted. It is false if the request
 // does not run in this plan: it was preempted itself, or b.starved is set.
 func (s *Scheduler) makeRoom(r *request, n int32, at *int, b *budget, p *Plan) bool {
+	if end := r.computed + n; !s.windowed && int(end+s.lookahead) <= r.seq.Capacity() {
+		// There is room; a block becomes full.
+		before := r.seq.Published()
+		s.must(s.cache.Publish(&r.seq, r.tokens, int(min(end, r.total()))))
+		s.notePublished(r, before, p)
+		return true
+	}
 	a := kvcache.Alloc{
 		Tokens: r.tokens, Computed: int(r.computed), New: int(n), Lookahead: int(s.lookahead),
 		MaxTokens: int(s.maxLen), InFlight: int(r.inFlight),
@@ -205,6 +214,7 @@ func (s *Scheduler) makeRoom(r *request, n int32, at *int, b *budget, p *Plan) b
 		g, err := s.cache.Allocate(&r.seq, &a)
 		s.must(err)
 		if g.OK {
+			r.tabled()
 			s.notePublished(r, before, p)
 			return true
 		}
@@ -366,10 +376,10 @@ func (s *Scheduler) must(err error) {
 
 // addLoRA counts the request's adapter among those of the plan.
 func (s *Scheduler) addLoRA(r *request) {
-	id := r.req.Namespace.LoRA
-	if id == (kvcache.LoRA{}) {
+	if !r.adapter {
 		return
 	}
+	id := r.req.Namespace.LoRA
 	for _, have := range s.loras {
 		if have == id {
 			return
@@ -391,7 +401,7 @@ func (s *Scheduler) dropLoRA() {
 // fitsLoRA is false if the request's adapter would be one too many.
 func (s *Scheduler) fitsLoRA(r *request) bool {
 	id := r.req.Namespace.LoRA
-	if s.cfg.MaxLoRAs == 0 || id == (kvcache.LoRA{}) || len(s.loras) < s.cfg.MaxLoRAs {
+	if s.cfg.MaxLoRAs == 0 || !r.adapter || len(s.loras) < s.cfg.MaxLoRAs {
 		return true
 	}
 	for _, have := range s.loras {

@@ -20,6 +20,7 @@ type Scheduler struct {
 	groups    int32
 	maxLen    int32
 	lookahead int32
+	windowed  bool // blocks leave sliding windows, also when none is taken
 	dropStale bool // the connector's requests must be delivered
 	appends   appendState
 
@@ -50,6 +51,7 @@ type Scheduler struct {
 	loras    []kvcache.LoRA // adapters of this plan
 	news     news
 	outs     []Output
+	rare     []int32       // outputs with more than a running request's
 	early    []earlyOutput // outputs that belong to a plan or to none, not yet handed out
 	tables   connector.Tables
 	holders  []kvcache.Holder
@@ -97,6 +99,9 @@ func New(cfg Config, cache *kvcache.Cache, opts ...Option) (*Scheduler, error) {
 		return nil, err
 	}
 	s.tables = make(connector.Tables, s.groups)
+	for _, g := range cache.Config().Groups {
+		s.windowed = s.windowed || g.Window > 0
+	}
 	if s.rec != nil {
 		s.rec.begin(given, s)
 	}
@@ -142,7 +147,7 @@ func (s *Scheduler) add(req Request) (RequestID, error) {
 	}
 	r := s.take()
 	s.adds++
-	*r = request{tokens: req.Prompt, req: req, order: s.adds, deadline: Never, lookupBy: Never, draftTokens: r.draftTokens[:0], acks: r.acks, seq: r.seq}
+	*r = request{tokens: req.Prompt, name: req.ID, req: req, order: s.adds, deadline: Never, lookupBy: Never, draftTokens: r.draftTokens[:0], acks: r.acks, seq: r.seq}
 	r.since = s.now
 	if req.Arrival > 0 {
 		r.since = req.Arrival
@@ -176,6 +181,8 @@ func (s *Scheduler) add(req Request) (RequestID, error) {
 // setLimits derives what stop rules compare with from the request.
 func (r *request) setLimits(maxLen int32) {
 	r.prompt = r.total()
+	r.last = r.tokens[r.prompt-1]
+	r.adapter = r.req.Namespace.LoRA != kvcache.LoRA{}
 	r.prefill = r.prompt
 	r.limit = int32(min(int64(r.prompt)+int64(r.req.MaxTokens), int64(maxLen)))
 	r.minLen = int32(min(int64(r.prompt)+int64(r.req.MinTokens), int64(r.limit)))
@@ -231,7 +238,12 @@ func (s *Scheduler) take() *request {
 		s.recycled = s.recycled[:n-1]
 		return r
 	}
-	return new(request)
+	// Together, they lie at equal distances, which the processor foresees.
+	block := make([]request, 32)
+	for i := len(block) - 1; i > 0; i-- {
+		s.recycled = append(s.recycled, &block[i])
+	}
+	return &block[0]
 }
 
 // enqueue puts a request that is nowhere at the end of a queue.

@@ -16,14 +16,14 @@ const (
 )
 
 // request is the state of one live request. What a steady decode step touches
-// comes first, so that it lies together in memory.
+// comes first and fills two cache lines.
 type request struct {
 	id           RequestID
 	tokens       []Token // prompt, then output
+	name         string  // the caller's ID
 	lastSeq      uint64  // newest plan with a row of it
 	stale        uint64  // results of plans up to this one belong to a run before its preemption
 	void         uint64  // results of plans up to this one are void: their input was not computed
-	cutAt        int32   // tokens that were left when void was set
 	computed     int32   // tokens computed or planned; rolled back by rejected drafts and failures
 	placeholders int32   // sampled tokens and drafts of plans in flight (asynchronous scheduling)
 	inFlight     int32   // tokens scheduled in plans that are not applied
@@ -33,6 +33,8 @@ type request struct {
 	minLen       int32   // length below which nothing ends it
 	drafts       int32   // drafts proposed for the next plan
 	firstEOS     Token   // the first EOS id, or -1
+	last         Token   // the last of tokens
+	table        int32   // length of the block tables
 	status       Status
 	place        place
 	chunk        bool // its last plan left known tokens over
@@ -40,6 +42,7 @@ type request struct {
 	dropStale    bool // stale results are dropped, not delivered
 	grammar      bool // its rows need a mask
 	started      bool // its first output was delivered
+	adapter      bool // runs with an adapter
 
 	seq kvcache.Seq // open while it holds blocks
 
@@ -51,6 +54,7 @@ type request struct {
 	order      int64    // sequence number of Add
 	since      Time     // its arrival, or the time of Add
 
+	cutAt       int32 // tokens that were left when void was set
 	admittedAt  int32 // tokens generated before the last admission
 	preemptions int32
 	cached      int32 // hits of the first admission
@@ -75,6 +79,9 @@ type loadState struct {
 
 // outputs is the number of tokens generated.
 func (r *request) outputs() int32 { return int32(len(r.tokens)) - r.prompt }
+
+// tabled takes the length of the block tables over, after they have changed.
+func (r *request) tabled() { r.table = int32(len(r.seq.Table(0))) }
 
 // total is the number of tokens known.
 func (r *request) total() int32 { return int32(len(r.tokens)) }

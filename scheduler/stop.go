@@ -4,12 +4,11 @@ import "slices"
 
 // ended applies the stop rules to a request whose last token is new. The
 // first rule that matches wins.
-func (r *request) ended() (FinishReason, Stop) {
+func (r *request) ended(last Token) (FinishReason, Stop) {
 	n := r.total()
 	if n < r.minLen {
 		return NotFinished, StopNone
 	}
-	last := r.tokens[n-1]
 	if last == r.firstEOS {
 		return FinishStop, StopEOS
 	}
