@@ -17,6 +17,7 @@ func (s *Scheduler) Apply(p *Plan, res Result) ([]Output, error) {
 	s.flight = append(s.flight[:0], s.flight[1:]...)
 	p.state = planApplied
 	s.applied = p.Seq
+	s.events = p.events
 	s.lift()
 	for _, i := range s.rare {
 		s.outs[:cap(s.outs)][i] = Output{}

@@ -184,6 +184,7 @@ type Plan struct {
 
 	owner     *Scheduler
 	published []publication
+	events    uint64 // mark of the cache's events after planning
 	state     planState
 }
 

@@ -333,3 +333,32 @@ func TestSessionOutputIsNotOverwritten(t *testing.T) {
 	require.Equal(t, append([]scheduler.Token{}, parseInts(500, 520)...), p.Input(0))
 	require.EqualValues(t, 5, p.Computed[0])
 }
+
+// TestEventsAreToldWhenAppliedNotWhenPlanned: others learn of a block when the
+// step that computed it is applied, and never of one that was not computed.
+func TestEventsAreToldWhenAppliedNotWhenPlanned(t *testing.T) {
+	cache, err := kvcache.New(kvcache.Config{Blocks: 20, BlockSize: 4, Events: kvcache.Events{Mode: kvcache.EventsOn}})
+	require.NoError(t, err)
+	s, err := scheduler.New(scheduler.Config{MaxModelLen: 40, InFlight: 2}, cache)
+	require.NoError(t, err)
+	add := func(id string, from int) {
+		_, err := s.Add(scheduler.Request{ID: id, Prompt: parseInts(from, from+7), MaxTokens: 1})
+		require.NoError(t, err)
+	}
+	add("a", 1)
+	first := s.Plan(0)
+	add("b", 101)
+	second := s.Plan(0)
+	require.Empty(t, s.TakeEvents(nil), "planned, not computed")
+	_, err = s.Apply(first, scheduler.Result{Tokens: []scheduler.Token{9}})
+	require.NoError(t, err)
+	events := s.TakeEvents(nil)
+	require.NotEmpty(t, events)
+	for _, e := range events {
+		require.Equal(t, kvcache.Stored, e.Kind)
+		require.Less(t, int(e.Tokens[0]), 100, "of the first request only")
+	}
+	_, err = s.Apply(second, scheduler.Result{Outcome: scheduler.Failed})
+	require.NoError(t, err)
+	require.Empty(t, s.TakeEvents(nil), "a step that failed tells nothing")
+}

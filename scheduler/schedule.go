@@ -105,6 +105,7 @@ func (s *Scheduler) Plan(now Time) *Plan {
 	}
 	s.stats.planned(p)
 	p.state = planInFlight
+	p.events = s.cache.EventMark()
 	s.flight = append(s.flight, p)
 	s.check()
 	if s.rec != nil {

@@ -58,6 +58,7 @@ type Scheduler struct {
 	dirty    bool // something changed since a plan without rows
 	recycled []*request
 	stats    Stats
+	events   uint64    // the cache's events before this mark may be told
 	rec      *Recorder // nil if nothing is recorded
 	alloc    Allocator // nil: the Go heap
 }
@@ -296,6 +297,18 @@ func (s *Scheduler) Unfinished() int { return len(s.names) }
 // in flight, the next call is due at NextDeadline.
 func (s *Scheduler) HasWork() bool {
 	return s.dirty || len(s.early) > 0 || s.news.any() || len(s.running) > 0 && s.paused != PauseAll
+}
+
+// TakeEvents appends to dst what has happened to the cache and may be told to
+// others, and returns dst. An event is held back until the plan that caused it
+// is applied: nobody learns of a block before its KV is there, and of a step
+// that failed nobody learns at all.
+func (s *Scheduler) TakeEvents(dst []kvcache.Event) []kvcache.Event {
+	mark := s.events
+	if len(s.flight) == 0 {
+		mark = s.cache.EventMark()
+	}
+	return s.cache.TakeEvents(mark, dst)
 }
 
 // Free is the number of blocks that are free or evictable.

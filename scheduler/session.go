@@ -60,12 +60,12 @@ func (s *Scheduler) endTurn(r *request) bool {
 	if r.lastSeq > s.applied {
 		r.void = r.lastSeq
 	}
-	// Output that has no KV, as a turn's last token has none, is left out of the
-	// next turn. It was handed out a moment ago, so its memory is not reused.
-	if r.seq.Open() {
-		r.computed = min(max(r.computed-r.inFlight, 0), r.total())
-		r.tokens = r.tokens[:r.computed:r.computed]
-	}
+	// A turn's last token has no KV and is left out of the next turn, also where
+	// a draft has computed it or a preemption has lost more. It was handed out a
+	// moment ago, so its memory is not reused.
+	kept := r.total() - 1
+	r.tokens = r.tokens[:kept:kept]
+	r.computed = min(max(r.computed-r.inFlight, 0), kept)
 	r.placeholders, r.drafts, r.chunk = 0, 0, false
 	r.draftTokens = r.draftTokens[:0]
 	r.prefilling = false
