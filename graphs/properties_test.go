@@ -1,7 +1,6 @@
 package graphs
 
 import (
-	"fmt"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -492,7 +491,7 @@ func FuzzRows(f *testing.F) {
 				}
 			}
 			if want.impossible && dec.Mode != None {
-				t.Fatal(fmt.Sprintf("%+v runs as %v", rows[0], dec.Mode))
+				t.Fatalf("%+v runs as %v", rows[0], dec.Mode)
 			}
 		}
 	})

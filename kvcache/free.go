@@ -9,11 +9,10 @@ type Fence struct {
 }
 
 type fence struct {
-	gen    uint32
-	live   bool
-	next   int32
-	seq    Seq // the tables, under the name of a sequence that is not open
-	blocks int
+	gen  uint32
+	live bool
+	next int32
+	seq  Seq // the tables, under the name of a sequence that is not open
 }
 
 // Free closes the sequence and lets its blocks go, each table's last block

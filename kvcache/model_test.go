@@ -77,10 +77,6 @@ func (m *model) depthOf(key string) int {
 
 func (m *model) parentKey(key string) string { return key[:len(key)-4*m.bs] }
 
-func (m *model) hasFull() bool {
-	return slices.ContainsFunc(m.groups, func(g GroupSpec) bool { return g.Kind == FullAttention })
-}
-
 func (m *model) get(key string, g int) []BlockID {
 	if cs, ok := m.copies[key]; ok {
 		return cs[g]

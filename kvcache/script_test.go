@@ -37,7 +37,6 @@ type script struct {
 	toks   map[string][]Token
 	fences map[string]Fence
 	leases map[string]LeaseID
-	now    Time
 	out    strings.Builder
 }
 

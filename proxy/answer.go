@@ -16,7 +16,6 @@ type answer struct {
 	timeout time.Duration
 	status  int // sent; 0 while nothing is
 	stream  bool
-	buf     []byte
 }
 
 // begun reports whether the client has been sent anything.

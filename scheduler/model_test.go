@@ -267,9 +267,7 @@ type remote struct {
 type scripted struct {
 	connector.Base
 	reqs     map[scheduler.RequestID]*remoteState
-	log      []string
 	producer bool
-	ignored  int
 }
 
 type remoteState struct {

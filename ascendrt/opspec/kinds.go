@@ -178,10 +178,10 @@ func attention(s *Signature) error {
 		return err
 	}
 	if a.Heads%a.KVHeads != 0 {
-		return errors.New("Heads is no multiple of KVHeads")
+		return errors.New("attention: Heads is no multiple of KVHeads")
 	}
 	if a.Window < 0 || !(a.Scale >= 0) {
-		return errors.New("Window or Scale is negative")
+		return errors.New("attention: Window or Scale is negative")
 	}
 	if a.Scale == 0 {
 		a.Scale = float32(1 / math.Sqrt(float64(a.HeadDim)))

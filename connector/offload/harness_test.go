@@ -121,15 +121,6 @@ func (e *engine) next() connector.Event {
 	}
 }
 
-func (e *engine) quiet() {
-	e.t.Helper()
-	select {
-	case ev := <-e.w.Events():
-		require.FailNow(e.t, "unexpected event", "%+v", ev)
-	case <-time.After(20 * time.Millisecond):
-	}
-}
-
 func request(slot uint32, tokens []kvcache.Token, prompt int) *connector.Request {
 	return &connector.Request{ID: connector.NewRequestID(slot, 1), Name: "r", Tokens: tokens, Prompt: prompt}
 }

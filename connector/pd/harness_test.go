@@ -55,7 +55,6 @@ type engine struct {
 	s       *Scheduler
 	regions []connector.Region
 	step    uint64
-	pending []connector.Event
 }
 
 type option func(*WorkerConfig, *SchedulerConfig, *connector.Layout)

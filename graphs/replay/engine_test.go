@@ -16,7 +16,6 @@ import (
 
 // arm is one way to run the same requests.
 type arm struct {
-	name    string
 	mode    graphs.ModeConfig
 	policy  graphs.Policy
 	lengths LengthSource

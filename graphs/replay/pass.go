@@ -45,7 +45,6 @@ type Pass struct {
 	// What a capture collects.
 	segments []segment
 	updates  []ascendrt.OpRef
-	origin   *ascendrt.Commands // of the caller, restored at the end
 }
 
 type passKind uint8

@@ -127,10 +127,6 @@ func decodes(n int32) (graphs.Batch, []graphs.RowVerdict) {
 	return graphs.Batch{Reqs: n, Tokens: n, MaxQuery: 1, Uniform: 1, Bound: 1}, make([]graphs.RowVerdict, n)
 }
 
-func mixed(n int32) (graphs.Batch, []graphs.RowVerdict) {
-	return graphs.Batch{Reqs: 1, Tokens: n, MaxQuery: n, Obstacle: graphs.ReasonPrefillRow}, []graphs.RowVerdict{graphs.PrefillChunk}
-}
-
 func TestCaptureOrder(t *testing.T) {
 	p, d, _ := newAdder(t, ascendrt.OpenOptions{})
 	var keys []graphs.Key

@@ -71,7 +71,6 @@ type inFlight struct {
 // load is a transfer into this rank that has not ended.
 type load struct {
 	name   string // the request's, in traces
-	peer   string
 	failed string // why it failed, empty if it did not
 }
 

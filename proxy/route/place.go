@@ -37,7 +37,6 @@ type candidate struct {
 	d    *decoder
 	rank int
 	load float64
-	hash uint64
 }
 
 func (c candidate) state() *rank { return &c.d.ranks[c.rank] }
