@@ -155,7 +155,7 @@ func try(f fault, tmp string, limit time.Duration) (red bool, output string, err
 		return false, "", err
 	}
 	for _, pkg := range f.pkgs {
-		if out, err := exec.Command("go", "vet", "-overlay", list, "./"+pkg).CombinedOutput(); err != nil {
+		if out, err := exec.Command("go", "build", "-overlay", list, "./"+pkg).CombinedOutput(); err != nil {
 			return false, "", fmt.Errorf("does not compile:\n%s", out)
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), limit)
