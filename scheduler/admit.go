@@ -380,7 +380,7 @@ func (s *Scheduler) allocate(r *request, hit kvcache.Match, ext connector.Answer
 		s.must(s.cache.Free(&r.seq))
 	}
 	if g.OK {
-		r.tabled()
+		s.tabled(r)
 		s.notePublished(r, before, p)
 	}
 	return g.OK

@@ -186,8 +186,9 @@ func (s *Scheduler) applyRow(p *Plan, i int, r *request, got, proposed []Token, 
 	s.stats.Generated += uint64(kept)
 	if async && !stale {
 		r.placeholders -= kept
-		if known := r.computed - r.placeholders; r.status == Running && !r.seq.Covers(int(known), 0) {
+		if known := r.computed - r.placeholders; r.status == Running && known >= r.quiet {
 			s.must(s.cache.Publish(&r.seq, r.tokens, int(min(known, r.total()))))
+			s.tabled(r)
 		}
 	}
 	out := s.output()

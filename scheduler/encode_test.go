@@ -79,6 +79,32 @@ func TestPlanEncoding(t *testing.T) {
 		}
 		require.Error(t, p.UnmarshalBinary(append(b, 0)))
 	}
+	for name, damage := range map[string]func(*scheduler.Plan){
+		"offsets that go back":    func(p *scheduler.Plan) { p.InputsAt[1], p.InputsAt[2] = p.InputsAt[2], p.InputsAt[1] },
+		"offsets that do not fit": func(p *scheduler.Plan) { p.BlocksAt[len(p.BlocksAt)-1]++ },
+		"offsets not from 0":      func(p *scheduler.Plan) { p.KnownAt[0] = 1 },
+		"a row without tokens":    func(p *scheduler.Plan) { p.Scheduled[0] = 0 },
+		"more drafts than tokens": func(p *scheduler.Plan) { p.Drafts[0] = p.Scheduled[0] },
+		"a negative position":     func(p *scheduler.Plan) { p.Computed[0] = -1 },
+		"an entry too few":        func(p *scheduler.Plan) { p.Samples = p.Samples[1:] },
+		"a mask of no row": func(p *scheduler.Plan) {
+			p.GrammarRows = append(p.GrammarRows, 99)
+			p.GrammarWaits = append(p.GrammarWaits, 0)
+		},
+		"a table before its start": func(p *scheduler.Plan) { p.TableFrom[0] = -1 },
+		"groups without end":       func(p *scheduler.Plan) { p.Groups = -1 },
+	} {
+		for _, b := range samplePlans(t) {
+			require.NoError(t, p.UnmarshalBinary(b))
+			if p.Rows() < 2 {
+				continue
+			}
+			damage(&p)
+			b, err := p.AppendBinary(nil)
+			require.NoError(t, err)
+			require.Error(t, new(scheduler.Plan).UnmarshalBinary(b), name)
+		}
+	}
 	var bad *scheduler.EncodingError
 	require.ErrorAs(t, p.UnmarshalBinary([]byte("SLPL\x02\x00\x00\x00")), &bad)
 	require.Contains(t, bad.Error(), "version 2")

@@ -30,6 +30,10 @@ func (s *Scheduler) fill(p *Plan, b *budget) {
 	p.TableFrom = sized(a, p.TableFrom, rows*groups)
 	p.BlocksAt = sized(a, p.BlocksAt, rows*groups+1)
 	p.InputsAt[0], p.KnownAt[0], p.BlocksAt[0] = 0, 0, 0
+	clear(p.Drafts)
+	clear(p.Placeholders)
+	clear(p.LocalHits)
+	clear(p.ExternalHits)
 	async := s.cfg.Scheduling == Async
 	row := 0
 	for i := range s.rows {
@@ -42,13 +46,17 @@ func (s *Scheduler) fill(p *Plan, b *budget) {
 		p.Requests[row] = r.id
 		p.Kinds[row] = d.kind
 		p.Scheduled[row] = d.n
-		p.Drafts[row] = d.drafts
-		p.Placeholders[row] = d.placeholders
+		if d.drafts > 0 {
+			p.Drafts[row] = d.drafts
+			p.Placeholders[row] = d.placeholders
+		}
 		p.Computed[row] = from
 		p.Prefill[row] = r.prefill
 		p.Outputs[row] = r.outputs() + r.placeholders
-		p.LocalHits[row] = d.local
-		p.ExternalHits[row] = d.external
+		if d.kind != RowRunning {
+			p.LocalHits[row] = d.local
+			p.ExternalHits[row] = d.external
+		}
 		switch {
 		case from+1 == to && to == total:
 			p.Inputs = append(p.Inputs, r.last)

@@ -18,7 +18,6 @@ func record(t *rapid.T) []byte {
 	c := drawConfig(t)
 	rec := scheduler.NewRecorder(&tape)
 	c.opts = append(c.opts, scheduler.WithRecorder(rec))
-	c.graphs = rapid.Bool().Draw(t, "graphs")
 	r, err := newRig(c)
 	require.NoError(t, err)
 	if k := r.cfg.Drafts; k > 0 {

@@ -167,6 +167,11 @@ func (r *rig) plan(fail bool) (*scheduler.Plan, error) {
 	if r.log != nil {
 		r.log(r.describe(p))
 	}
+	for i, v := range p.Verdicts {
+		if v.Class() == graphs.ClassMalformed {
+			return p, fmt.Errorf("plan %d, row %d: %s", p.Seq, i, v)
+		}
+	}
 	// Somebody progresses within two plans, or the plan says what it waits for.
 	q := r.s.Queues()
 	if p.Rows() > 0 || p.Waits != scheduler.NoWait || len(q.Running)+len(q.Waiting)+len(q.Skipped) == 0 {

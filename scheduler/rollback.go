@@ -113,7 +113,7 @@ func (s *Scheduler) cut(r *request, n int32) {
 		return
 	}
 	if r.seq.Open() {
-		r.tabled() // it may have lost blocks that it shared
+		s.tabled(r) // it may have lost blocks that it shared
 	}
 	if r.status == WaitingKV {
 		r.load.failed = true

@@ -165,7 +165,7 @@ func (s *Scheduler) planRunning(b *budget, p *Plan) {
 			continue
 		}
 		from, grown := r.table, false
-		if !r.seq.Covers(int(r.computed+n), int(s.lookahead)) {
+		if end := r.computed + n; (end+s.lookahead > r.room || min(end, total) >= r.quiet) && !r.seq.Covers(int(end), int(s.lookahead)) {
 			if b.starved {
 				continue
 			}
@@ -203,6 +203,7 @@ func (s *Scheduler) makeRoom(r *request, n int32, at *int, b *budget, p *Plan) b
 		// There is room; a block becomes full.
 		before := r.seq.Published()
 		s.must(s.cache.Publish(&r.seq, r.tokens, int(min(end, r.total()))))
+		s.tabled(r)
 		s.notePublished(r, before, p)
 		return true
 	}
@@ -215,7 +216,7 @@ func (s *Scheduler) makeRoom(r *request, n int32, at *int, b *budget, p *Plan) b
 		g, err := s.cache.Allocate(&r.seq, &a)
 		s.must(err)
 		if g.OK {
-			r.tabled()
+			s.tabled(r)
 			s.notePublished(r, before, p)
 			return true
 		}

@@ -1,6 +1,8 @@
 package scheduler
 
 import (
+	"math"
+
 	"github.com/sluice-serving/sluice/connector"
 	"github.com/sluice-serving/sluice/kvcache"
 )
@@ -35,6 +37,8 @@ type request struct {
 	firstEOS     Token   // the first EOS id, or -1
 	last         Token   // the last of tokens
 	table        int32   // length of the block tables
+	room         int32   // tokens that they have room for
+	quiet        int32   // a step up to fewer tokens makes no block matchable
 	status       Status
 	place        place
 	chunk        bool // its last plan left known tokens over
@@ -80,8 +84,20 @@ type loadState struct {
 // outputs is the number of tokens generated.
 func (r *request) outputs() int32 { return int32(len(r.tokens)) - r.prompt }
 
-// tabled takes the length of the block tables over, after they have changed.
-func (r *request) tabled() { r.table = int32(len(r.seq.Table(0))) }
+// tabled takes over from the sequence what a step looks at, after its tables
+// or what is matchable of them have changed.
+func (s *Scheduler) tabled(r *request) {
+	r.table = int32(len(r.seq.Table(0)))
+	r.room = int32(r.seq.Capacity())
+	switch {
+	case s.windowed:
+		r.quiet = 0 // the cache is asked each time
+	case s.cache.Caching() == kvcache.CachingOn:
+		r.quiet = int32(r.seq.Published()+1) * s.blockSize
+	default:
+		r.quiet = math.MaxInt32
+	}
+}
 
 // total is the number of tokens known.
 func (r *request) total() int32 { return int32(len(r.tokens)) }
