@@ -80,7 +80,18 @@ func TestPlanEncoding(t *testing.T) {
 		require.Error(t, p.UnmarshalBinary(append(b, 0)))
 	}
 	for name, damage := range map[string]func(*scheduler.Plan){
-		"offsets that go back":    func(p *scheduler.Plan) { p.InputsAt[1], p.InputsAt[2] = p.InputsAt[2], p.InputsAt[1] },
+		"offsets that go back": func(p *scheduler.Plan) { p.InputsAt[1], p.InputsAt[2] = p.InputsAt[2], p.InputsAt[1] },
+		"tables that overlap": func(p *scheduler.Plan) {
+			p.Blocks = append(p.Blocks, 1) // there is one at least
+			n := int32(len(p.Blocks))
+			p.BlocksAt[1], p.BlocksAt[2] = n, n-1
+			for i := 3; i < len(p.BlocksAt); i++ {
+				p.BlocksAt[i] = n
+			}
+			if len(p.BlocksAt) == 3 {
+				p.Blocks = p.Blocks[:n-1]
+			}
+		},
 		"offsets that do not fit": func(p *scheduler.Plan) { p.BlocksAt[len(p.BlocksAt)-1]++ },
 		"offsets not from 0":      func(p *scheduler.Plan) { p.KnownAt[0] = 1 },
 		"a row without tokens":    func(p *scheduler.Plan) { p.Scheduled[0] = 0 },
