@@ -43,6 +43,7 @@ type setup struct {
 	share  offload.Sharing
 	files  string
 	lease  time.Duration
+	settle time.Duration
 }
 
 func (s setup) connect(out *parts) func(connector.Layout, []connector.Region) (connector.Scheduler, connector.Worker, error) {
@@ -97,7 +98,7 @@ func engine(t *testing.T, blocks int, mode scheduler.Scheduling, s setup) (*Engi
 	t.Helper()
 	var out parts
 	e, err := New(Config{
-		Blocks: blocks, BlockSize: bs, Connect: s.connect(&out),
+		Blocks: blocks, BlockSize: bs, Connect: s.connect(&out), Settle: s.settle,
 		Scheduler: scheduler.Config{
 			MaxModelLen: 200, MaxBatchedTokens: 64, MaxNumSeqs: 8, Scheduling: mode, VocabSize: vocab, LoadFailure: scheduler.RecomputeLoad,
 			LoadTimeout: 10 * time.Second,
@@ -266,7 +267,7 @@ func chain(d *Engine, id string) string {
 func TestPreemptedRequestsComeBackFromTheHost(t *testing.T) {
 	both(t, func(t *testing.T, mode scheduler.Scheduling) {
 		p, _ := engine(t, 300, mode, setup{id: "p", role: pd.Producer})
-		d, dp := engine(t, 50, mode, setup{id: "d", role: pd.Consumer, slots: 200})
+		d, dp := engine(t, 50, mode, setup{id: "d", role: pd.Consumer, slots: 200, settle: time.Millisecond}) // a save takes less than a step
 		qs := questions(3, 12, 20, 40, 60)
 		ask(t, d, qs, prefill(t, p, qs))
 		require.NoError(t, d.Run(60*time.Second))

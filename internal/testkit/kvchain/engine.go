@@ -14,6 +14,9 @@ type Config struct {
 	Blocks    int // of the pool, the null block included
 	BlockSize int
 	Scheduler scheduler.Config
+	// Settle is how long a step waits for the next event of the connector, as a
+	// device would compute meanwhile; 0 does not wait.
+	Settle time.Duration
 	// Connect makes the connector, nil for none. The engine closes the worker.
 	Connect func(connector.Layout, []connector.Region) (connector.Scheduler, connector.Worker, error)
 }
@@ -34,6 +37,7 @@ type Engine struct {
 	flight    []inFlight
 	start     time.Time
 	depth     int
+	settle    time.Duration
 	// Tokens and the end of each request, by its name.
 	Tokens map[string][]kvcache.Token
 	Ends   map[string]scheduler.Output
@@ -49,7 +53,7 @@ func New(c Config) (*Engine, error) {
 	}
 	mem := newMemory(c.Blocks, c.BlockSize)
 	e := &Engine{
-		cache: cache, start: time.Now(), Tokens: map[string][]kvcache.Token{}, Ends: map[string]scheduler.Output{},
+		cache: cache, start: time.Now(), settle: c.Settle, Tokens: map[string][]kvcache.Token{}, Ends: map[string]scheduler.Output{},
 		exec: executor{mem: mem, tables: map[uint32][]kvcache.BlockID{}, last: map[uint32]kvcache.Token{}},
 	}
 	var opts []scheduler.Option
@@ -101,18 +105,11 @@ func (e *Engine) deliver(ev connector.Event) {
 // is all there is to do. It reports whether there is work left.
 func (e *Engine) Step() (bool, error) {
 	for more := e.worker != nil; more; {
-		select {
-		case ev, open := <-e.worker.Events():
-			if more = open; open {
-				e.deliver(ev)
-			}
-		default:
-			more = false
-		}
+		more = e.take(e.settle)
 	}
 	if !e.Scheduler.HasWork() && len(e.flight) == 0 {
 		if at, ok := e.Scheduler.NextDeadline(); !ok || at > e.now() {
-			e.wait()
+			e.take(time.Millisecond)
 			return e.Scheduler.Unfinished() > 0, nil
 		}
 	}
@@ -130,13 +127,13 @@ func (e *Engine) Step() (bool, error) {
 		}
 	}
 	if p.Rows() == 0 {
-		e.wait()
+		e.take(time.Millisecond)
 	}
 	return true, nil
 }
 
-// wait takes one event, if one comes soon.
-func (e *Engine) wait() {
+// take delivers one event, if one comes in time.
+func (e *Engine) take(wait time.Duration) bool {
 	var events <-chan connector.Event
 	if e.worker != nil {
 		events = e.worker.Events()
@@ -146,7 +143,20 @@ func (e *Engine) wait() {
 		if open {
 			e.deliver(ev)
 		}
-	case <-time.After(time.Millisecond):
+		return open
+	default:
+	}
+	if wait == 0 {
+		return false
+	}
+	select {
+	case ev, open := <-events:
+		if open {
+			e.deliver(ev)
+		}
+		return open
+	case <-time.After(wait):
+		return false
 	}
 }
 
