@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/graphs"
 	"github.com/sluice-serving/sluice/internal/engine/model"
 )
@@ -11,12 +12,13 @@ import (
 // Config sizes an executor. Every field is required unless its comment says otherwise.
 type Config struct {
 	Model     model.Config
-	Blocks    int // blocks of the KV pool, the null block included
-	BlockSize int // tokens per block
-	MaxSeqs   int // rows of a step
-	MaxTokens int // tokens of a step
-	MaxLen    int // tokens of a sequence, prompt and output
-	InFlight  int // steps submitted and not yet waited for; 0 means 1
+	Type      ascendrt.DType // storage of weights, activations and cache: Float32 (default) or BFloat16
+	Blocks    int            // blocks of the KV pool, the null block included
+	BlockSize int            // tokens per block
+	MaxSeqs   int            // rows of a step
+	MaxTokens int            // tokens of a step
+	MaxLen    int            // tokens of a sequence, prompt and output
+	InFlight  int            // steps submitted and not yet waited for; 0 means 1
 	Graphs    graphs.Config
 }
 
@@ -27,6 +29,9 @@ func (c Config) Validate() error {
 		if v < least {
 			errs = append(errs, fmt.Errorf("executor: %s is %d, must be at least %d", what, v, least))
 		}
+	}
+	if c.Type != 0 && c.Type != ascendrt.Float32 && c.Type != ascendrt.BFloat16 {
+		errs = append(errs, fmt.Errorf("executor: storage type %v; float32 and bfloat16 exist", c.Type))
 	}
 	least("blocks", c.Blocks, 2)
 	least("block size", c.BlockSize, 1)
@@ -41,7 +46,18 @@ func (c Config) Validate() error {
 }
 
 // BlockBytes is the size of one KV block over all layers.
-func (c Config) BlockBytes() int { return c.BlockSize * c.Model.KVBytesPerToken() }
+func (c Config) BlockBytes() int { return 2 * c.Model.Layers * c.regionBytes() }
+
+// regionBytes is the size of one block in one region: the keys or the values of a layer.
+func (c Config) regionBytes() int { return c.BlockSize * c.Model.KVWidth() * c.storage().Size() }
+
+// storage is Type with its default.
+func (c Config) storage() ascendrt.DType {
+	if c.Type == 0 {
+		return ascendrt.Float32
+	}
+	return c.Type
+}
 
 // tableWidth is the number of block ids in a row of the block table.
 func (c Config) tableWidth() int { return (c.MaxLen + c.BlockSize - 1) / c.BlockSize }

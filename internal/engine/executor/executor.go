@@ -57,6 +57,7 @@ func New(ctx context.Context, dev ascendrt.Device, c Config, w model.Weights) (_
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
+	c.Type = c.storage()
 	e := &Executor{c: c, dev: dev, maxTokens: c.MaxTokens, maxReqs: c.MaxSeqs}
 	if dev.Caps().Backend == "host" {
 		e.layout = ascendrt.WeightsKM

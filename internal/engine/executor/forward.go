@@ -30,11 +30,11 @@ func (e *Executor) allocActivations() (activations, error) {
 		{&a.hidden, t, c.Hidden}, {&a.x, t, c.Hidden}, {&a.qkv, t, c.QWidth() + 2*c.KVWidth()}, {&a.attended, t, c.QWidth()},
 		{&a.y, t, c.Hidden}, {&a.gateUp, t, 2 * c.FFN}, {&a.ffn, t, c.FFN}, {&a.last, r, c.Hidden}, {&a.logits, r, c.Vocab},
 	} {
-		buf, err := e.alloc(4 * x.rows * x.width)
+		buf, err := e.alloc(e.c.Type.Size() * x.rows * x.width)
 		if err != nil {
 			return a, err
 		}
-		*x.dst = ascendrt.NewTensor(buf.View(), ascendrt.Float32, x.rows, x.width)
+		*x.dst = ascendrt.NewTensor(buf.View(), e.c.Type, x.rows, x.width)
 	}
 	return a, nil
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/connector"
-	"github.com/sluice-serving/sluice/internal/engine/model"
 	"github.com/sluice-serving/sluice/kvcache"
 )
 
@@ -21,7 +20,7 @@ type layerKV struct {
 
 func (e *Executor) allocKV(ctx context.Context) ([]layerKV, error) {
 	c := e.c.Model
-	bytes := e.c.Blocks * e.c.BlockSize * c.KVWidth() * 4
+	bytes := e.c.Blocks * e.regionBytes()
 	kv := make([]layerKV, c.Layers)
 	var cmd ascendrt.Commands
 	for l := range kv {
@@ -35,7 +34,7 @@ func (e *Executor) allocKV(ctx context.Context) ([]layerKV, error) {
 			}
 			cmd.Fill(buf.View(), 0)
 			*t.buf = buf
-			*t.tensor = ascendrt.NewTensor(buf.View(), ascendrt.Float32, e.c.Blocks, e.c.BlockSize, c.KVHeads, c.HeadDim)
+			*t.tensor = ascendrt.NewTensor(buf.View(), e.c.Type, e.c.Blocks, e.c.BlockSize, c.KVHeads, c.HeadDim)
 		}
 	}
 	p, _, err := e.stream.Submit(&cmd)
@@ -46,12 +45,16 @@ func (e *Executor) allocKV(ctx context.Context) ([]layerKV, error) {
 }
 
 // regionBytes is the size of one block in one region.
-func (e *Executor) regionBytes() int { return e.c.BlockSize * e.c.Model.KVWidth() * 4 }
+func (e *Executor) regionBytes() int { return e.c.regionBytes() }
 
 // Layout describes the cache to a connector.
 func (e *Executor) Layout(fingerprint string) connector.Layout {
+	dtype := "fp32"
+	if e.c.Type == ascendrt.BFloat16 {
+		dtype = "bf16"
+	}
 	return connector.Layout{
-		Model: fingerprint, DType: "fp32", BlockSize: e.c.BlockSize, Blocks: e.c.Blocks,
+		Model: fingerprint, DType: dtype, BlockSize: e.c.BlockSize, Blocks: e.c.Blocks,
 		Groups: []connector.LayoutGroup{{Kind: kvcache.FullAttention.String(), Layers: e.c.Model.Layers, BlockBytes: e.c.BlockBytes()}},
 	}
 }
@@ -116,7 +119,7 @@ func (e *Executor) Noise(ctx context.Context, block kvcache.BlockID, seed uint64
 	if block <= kvcache.NullBlock || int(block) >= e.c.Blocks {
 		return fmt.Errorf("executor: block %d is not in 1..%d", block, e.c.Blocks-1)
 	}
-	data := make([]float32, e.regionBytes()/4)
+	data := make([]float32, e.regionBytes()/e.c.Type.Size())
 	for _, kv := range e.kv {
 		for _, buf := range []ascendrt.Buffer{kv.kb, kv.vb} {
 			for i := range data {
@@ -124,7 +127,7 @@ func (e *Executor) Noise(ctx context.Context, block kvcache.BlockID, seed uint64
 				data[i] = float32(int32(seed>>32)) * (4.0 / (1 << 31))
 			}
 			at := buf.Slice(int(block)*e.regionBytes(), e.regionBytes())
-			if err := ascendrt.Upload(ctx, e.dev, e.stream, at, model.Bytes(data)); err != nil {
+			if err := ascendrt.Upload(ctx, e.dev, e.stream, at, e.stored(data)); err != nil {
 				return fmt.Errorf("write noise: %w", err)
 			}
 		}

@@ -23,7 +23,7 @@ func (e *Executor) planOps() (ops, error) {
 		if failed != nil {
 			return nil
 		}
-		op, err := e.dev.Plan(ascendrt.OpSpec{Kind: kind, Type: ascendrt.Float32, MaxRows: rows, Attr: attr})
+		op, err := e.dev.Plan(ascendrt.OpSpec{Kind: kind, Type: e.c.Type, MaxRows: rows, Attr: attr})
 		if err != nil {
 			failed = fmt.Errorf("plan %s: %w", kind, err)
 			return nil

@@ -6,6 +6,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/host/arith"
 	"github.com/sluice-serving/sluice/internal/engine/model"
 )
 
@@ -39,7 +40,7 @@ func (e *Executor) loadWeights(ctx context.Context, w model.Weights) (deviceWeig
 		embed: l.upload(embed, c.Vocab, c.Hidden),
 		head:  l.matrix(c.Hidden, embed),
 		norm:  l.vector(model.FinalNormName, c.Hidden),
-		rope:  l.upload(ascendrt.RopeTable(e.c.MaxLen, c.HeadDim, c.RopeTheta), e.c.MaxLen, c.HeadDim),
+		rope:  l.put(ascendrt.Float32, model.Bytes(ascendrt.RopeTable(e.c.MaxLen, c.HeadDim, c.RopeTheta)), e.c.MaxLen, c.HeadDim),
 	}
 	for i := range c.Layers {
 		vec := func(part string, n int) ascendrt.Tensor { return l.vector(model.LayerName(i, part), n) }
@@ -103,14 +104,31 @@ func (l *loader) upload(data []float32, dims ...int) ascendrt.Tensor {
 	if l.err != nil {
 		return ascendrt.Tensor{}
 	}
-	buf, err := l.e.alloc(4 * len(data))
+	return l.put(l.e.c.Type, l.e.stored(data), dims...)
+}
+
+func (l *loader) put(t ascendrt.DType, data []byte, dims ...int) ascendrt.Tensor {
+	if l.err != nil {
+		return ascendrt.Tensor{}
+	}
+	buf, err := l.e.alloc(len(data))
 	if err == nil {
-		err = ascendrt.Upload(l.ctx, l.e.dev, l.e.stream, buf.View(), model.Bytes(data))
+		err = ascendrt.Upload(l.ctx, l.e.dev, l.e.stream, buf.View(), data)
 	}
 	if l.err = err; err != nil {
 		return ascendrt.Tensor{}
 	}
-	return ascendrt.NewTensor(buf.View(), ascendrt.Float32, dims...)
+	return ascendrt.NewTensor(buf.View(), t, dims...)
+}
+
+// stored gives values as they lie in memory; bfloat16 rounds each to nearest even.
+func (e *Executor) stored(data []float32) []byte {
+	if e.c.Type != ascendrt.BFloat16 {
+		return model.Bytes(data)
+	}
+	half := make([]uint16, len(data))
+	arith.ToBF16(half, data)
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(half))), 2*len(half))
 }
 
 // intWords views bytes of pinned memory as int32 values.
