@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 )
 
 // FileConfig configures the file tier.
@@ -20,6 +21,10 @@ type FileConfig struct {
 	Dir   string // made if it does not exist; other files in it are left alone
 	Bytes int64  // greatest size of all files; required
 	Run   int    // greatest number of blocks in a file; default 64, at most 4096
+
+	// FullEvery makes every n-th file fail half written, as on a full disk. For
+	// tests; 0: none.
+	FullEvery int
 }
 
 // A file holds a run of blocks, little endian:
@@ -73,6 +78,7 @@ type fileStore struct {
 	where map[Key]location
 	order list.List // used longest ago in front
 	used  int64
+	count int // files begun
 }
 
 type location struct {
@@ -82,7 +88,7 @@ type location struct {
 
 // openFiles reads what is there, and deletes what is torn or foreign.
 func openFiles(cfg FileConfig, fingerprint [32]byte) (*fileStore, error) {
-	if cfg.Dir == "" || cfg.Bytes <= 0 || cfg.Run < 0 || cfg.Run > maxRun {
+	if cfg.Dir == "" || cfg.Bytes <= 0 || cfg.Run < 0 || cfg.Run > maxRun || cfg.FullEvery < 0 {
 		return nil, fmt.Errorf("offload: file tier needs a folder, a size above 0 and runs of at most %d blocks, got %+v", maxRun, cfg)
 	}
 	if cfg.Run == 0 {
@@ -323,7 +329,11 @@ func (f *fileStore) write(name string, head []byte, data [][]byte) (err error) {
 			os.Remove(w.Name())
 		}
 	}()
-	for _, b := range append([][]byte{head}, data...) {
+	full := f.full()
+	for i, b := range append([][]byte{head}, data...) {
+		if full && i > len(data)/2 {
+			return &os.PathError{Op: "write", Path: w.Name(), Err: syscall.ENOSPC}
+		}
 		if _, err = w.Write(b); err != nil {
 			return err
 		}
@@ -332,6 +342,14 @@ func (f *fileStore) write(name string, head []byte, data [][]byte) (err error) {
 		return err
 	}
 	return os.Rename(w.Name(), filepath.Join(f.cfg.Dir, name))
+}
+
+// full counts a file and says whether it meets the configured fault.
+func (f *fileStore) full() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.count++
+	return f.cfg.FullEvery > 0 && f.count%f.cfg.FullEvery == 0
 }
 
 // get reads one block into dst, which has its length, and checks it. A damaged

@@ -20,6 +20,7 @@ import (
 // WorkerConfig configures the worker's side.
 type WorkerConfig struct {
 	Rank    int         // of this worker in its engine, from 0
+	Ranks   int         // of this process, each with a tier of this size; default 1
 	Slots   int         // host blocks, the same number as Config.Slots
 	Threads int         // copies at a time, apart from those of preemptions; default 2
 	Mover   Mover       // default: by the CPU
@@ -134,8 +135,8 @@ func (w *Worker) Register(layout connector.Layout, regions []connector.Region) e
 		}
 	}
 	bytes := w.size * int64(w.cfg.Slots+w.cfg.Threads*staging)
-	if free, ok := availableMemory(); ok && bytes > free {
-		return fmt.Errorf("offload: a host tier of %d bytes does not fit into the %d bytes of memory that are free; lower cpu_bytes_to_use", bytes, free)
+	if free, ok := availableMemory(); ok && bytes > free/int64(max(1, w.cfg.Ranks)) {
+		return &MemoryError{Bytes: bytes, Ranks: max(1, w.cfg.Ranks), Free: free}
 	}
 	if w.cfg.Files != nil {
 		f, err := openFiles(*w.cfg.Files, fingerprint(layout, regions))
@@ -160,6 +161,17 @@ func (w *Worker) Register(layout connector.Layout, regions []connector.Region) e
 	}
 	w.out.Go(w.emitter)
 	return nil
+}
+
+// MemoryError reports a host tier that is larger than the memory.
+type MemoryError struct {
+	Bytes int64 // of one rank's tier
+	Ranks int
+	Free  int64 // bytes
+}
+
+func (e *MemoryError) Error() string {
+	return fmt.Sprintf("offload: a host tier of %d bytes on each of %d ranks does not fit into the %d bytes of memory that are free; lower cpu_bytes_to_use", e.Bytes, e.Ranks, e.Free)
 }
 
 // fingerprint names what must be equal for the bytes of a file to be usable.

@@ -85,10 +85,8 @@ func (w *Worker) peer(ep Endpoint) (*peer, error) {
 		case len(w.peers) >= w.cfg.Peers:
 			return nil, fmt.Errorf("pd: %d peers at a time, no room for %s", w.cfg.Peers, ep.EngineID)
 		}
-		if w.cfg.Allow != nil {
-			if err := w.cfg.Allow(ep); err != nil {
-				return nil, fmt.Errorf("pd: peer %s at %s is not allowed: %w", ep.EngineID, ep.Host, err)
-			}
+		if err := w.allow(ep); err != nil {
+			return nil, fmt.Errorf("pd: %w", err)
 		}
 		p = &peer{
 			w: w, ep: ep, slots: make(chan struct{}, w.cfg.Loads), turn: make(chan struct{}, 1),

@@ -30,9 +30,10 @@ type WorkerConfig struct {
 	Peers     int           // remembered at a time; default 256
 	PeerIdle  time.Duration // a peer without work is forgotten after; default 1 min
 
-	// Allow refuses peers that requests name. Nil allows all, which is safe
-	// only where clients cannot reach this engine or TLS is on: whoever names a
-	// peer decides whose KV is cached here. It may be called from any goroutine.
+	// Allow refuses peers that requests name, because whoever names a peer
+	// decides whose KV is cached here. Nil allows all with TLS, where the
+	// certificate says who is who, and without it those at this worker's own
+	// address alone. It may be called from any goroutine. See Peers.
 	Allow func(Endpoint) error
 
 	// Transport makes the transport, which the worker closes. Default tcp on
@@ -196,6 +197,12 @@ func NewWorker(cfg WorkerConfig) (*Worker, error) {
 	w.self.EngineID, w.self.Host = cfg.EngineID, host
 	if cfg.Advertise != "" {
 		w.self.Host = cfg.Advertise
+	}
+	if w.cfg.Allow == nil {
+		w.cfg.Allow = func(Endpoint) error { return nil }
+		if cfg.ClientTLS == nil {
+			w.cfg.Allow = ownHost(w.self.Host)
+		}
 	}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	return w, nil
