@@ -63,7 +63,7 @@ type Caps struct {
 	TailPad             int        // bytes behind each block that operations may touch
 	Graphs              bool       // Capture works
 	GraphUpdate         UpdateKind // how Graph.Update is done
-	HostLengths         bool       // attention needs its lengths as slot values too, each step
+	HostLengths         bool       // attention needs lens and starts as slot values too, each step
 	DeviceSignal        bool       // completion is a word in host memory: Done crosses nothing
 	SyncTimeout         bool       // the driver waits with a deadline of its own
 	RawKernels          bool       // LoadProgram works

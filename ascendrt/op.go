@@ -36,8 +36,9 @@ const (
 	// lens[R] (tokens in the cache, this step's included), y[N,Hq·D].
 	// Request r has rows starts[r]..starts[r+1]; its last row stands at
 	// position lens[r]-1. Rows of no request (behind starts[R]) and of requests
-	// with length 0 give zero rows. Slot 0 of the op replaces lens with values
-	// of the host where Caps.HostLengths asks for it.
+	// with length 0 give zero rows. Slots 0 (lens, R values) and 1 (starts, R+1
+	// values) of the op replace the two tensors with values of the host; a
+	// device with Caps.HostLengths needs both.
 	OpAttention OpKind = "attention"
 	// OpSwiGLU: y = silu(x[:, :F]) · x[:, F:]. Arguments x[N,2F], y[N,F].
 	OpSwiGLU OpKind = "swiglu"

@@ -21,7 +21,7 @@ type layer struct {
 	res, kc, vc, ids ascendrt.Tensor
 	rec              func(c *ascendrt.Commands)
 	att              ascendrt.OpRef
-	lens             []int64
+	lens, starts     []int64
 }
 
 const (
@@ -88,7 +88,7 @@ func newLayer(b *bench, typ ascendrt.DType) *layer {
 	pt, st := put(m.ints(pos)), put(m.ints(slots))
 	tb := put(m.ints([]int32{1, -1, -1, 2, 3, 4, -1, -1, -1}, 3, 3))
 	starts, lens := put(m.ints([]int32{0, 9, 10, 12})), put(m.ints([]int32{9, 41, 0}))
-	l.lens = []int64{9, 41, 0}
+	l.lens, l.starts = []int64{9, 41, 0}, []int64{0, 9, 10, 12}
 	ws := l.ws.View()
 	l.rec = func(c *ascendrt.Commands) {
 		c.Op(norm, ws, x, l.res, w, y)
@@ -100,6 +100,7 @@ func newLayer(b *bench, typ ascendrt.DType) *layer {
 		c.Op(scatter, ws, k, v, st, l.kc, l.vc)
 		if b.d.Caps().HostLengths {
 			c.SlotValues(0, l.lens...)
+			c.SlotValues(1, l.starts...)
 		}
 		l.att = c.Op(att, ws, q, l.kc, l.vc, tb, starts, lens, ao)
 		c.Op(outOp, ws, ao, wo, x)

@@ -21,6 +21,12 @@ func (s *opState) attention(at ascendrt.AttentionAttr, p *pool) {
 			}
 			m.given = slots[0]
 		}
+		if len(slots) > 1 && slots[1] != nil {
+			if len(slots[1]) != m.table.rows+1 {
+				return nil, errors.New("slot starts does not have one value per request and one behind")
+			}
+			m.begins = slots[1]
+		}
 		return m.run, nil
 	}
 }
@@ -28,9 +34,10 @@ func (s *opState) attention(at ascendrt.AttentionAttr, p *pool) {
 type attentionRun struct {
 	q, k, v, table, starts, lens, y arg
 
-	at    ascendrt.AttentionAttr
-	given []int64 // lengths from the host; nil: the tensor's
-	pool  *pool
+	at     ascendrt.AttentionAttr
+	given  []int64 // lengths from the host; nil: the tensor's
+	begins []int64 // starts from the host; nil: the tensor's
+	pool   *pool
 }
 
 // span is the work of one task: query rows of one request and one KV head.
@@ -61,6 +68,9 @@ func (m *attentionRun) plan() ([]span, int, error) {
 	macs, next := 0, 0
 	for r := range m.table.rows {
 		from, to := int(starts[r]), int(starts[r+1])
+		if m.begins != nil {
+			from, to = int(m.begins[r]), int(m.begins[r+1])
+		}
 		n := int(lens[r])
 		if m.given != nil {
 			n = int(m.given[r])

@@ -188,7 +188,7 @@ func attention(s *Signature) error {
 	}
 	s.Spec.Attr = a
 	row, t := a.KVHeads*a.HeadDim, s.Spec.Type
-	s.Ints = []string{"lens"}
+	s.Ints = []string{"lens", "starts"}
 	s.Params = []Param{{"q", t, 2, a.Heads * a.HeadDim, Reads}, {"kcache", t, 4, a.BlockSize * row, Paged},
 		{"vcache", t, 4, a.BlockSize * row, Paged}, {"table", ints, 2, -1, Reads},
 		{"starts", ints, 1, -1, Reads}, {"lens", ints, 1, -1, Reads}, {"y", t, 2, a.Heads * a.HeadDim, Writes}}

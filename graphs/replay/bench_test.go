@@ -40,7 +40,7 @@ func BenchmarkLaunch(b *testing.B) {
 				dec := e.d.Dispatch(rows, graphs.Step{}, verdicts)
 				staged, err := e.m.static.Stage(batch, dec)
 				require.NoError(b, err)
-				res, err := e.set.Launch(ctx, Step{Decision: dec, Verdicts: verdicts, Inputs: staged.Upload, Lengths: staged.Lengths})
+				res, err := e.set.Launch(ctx, Step{Decision: dec, Verdicts: verdicts, Inputs: staged.Upload, Lengths: staged.Lengths, Starts: staged.Starts})
 				require.NoError(b, err)
 				staged.Submitted(res.Point)
 				require.NoError(b, res.Point.Wait(ctx))

@@ -184,7 +184,7 @@ func (e *engine) step(ws []work) [][]byte {
 	e.spoil(staged, dec)
 	total := int(dec.Tokens)
 	res, err := e.set.Launch(ctx, Step{
-		Decision: dec, Verdicts: verdicts, Lengths: staged.Lengths,
+		Decision: dec, Verdicts: verdicts, Lengths: staged.Lengths, Starts: staged.Starts,
 		Inputs: func(c *ascendrt.Commands) {
 			if e.a.poison != 0 {
 				e.m.poison(c)

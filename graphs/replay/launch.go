@@ -16,9 +16,10 @@ type Step struct {
 	// Inputs appends what writes the static inputs, at their usual addresses;
 	// nil if they are in place.
 	Inputs func(*ascendrt.Commands)
-	// Lengths are the KV lengths of the padded rows, needed only where
-	// operations take them from the host.
-	Lengths []int64
+	// Lengths are the KV lengths of the padded rows, Starts their first tokens
+	// and the end of the last one; needed only where operations take them from
+	// the host.
+	Lengths, Starts []int64
 	// After appends what uses the result, in the same submission; nil for none.
 	After func(c *ascendrt.Commands, result ascendrt.Tensor)
 	// Views are the inputs by address, compared where addresses are checked.
@@ -84,10 +85,11 @@ func (s *Set) Launch(ctx context.Context, step Step) (Result, error) {
 		return Result{}, fmt.Errorf("%w: %d tokens in %d rows; at most %d and %d", ErrShape, shape.Tokens, shape.Reqs, s.cfg.MaxTokens, s.cfg.MaxReqs)
 	}
 	if s.lengths != nil {
-		if len(step.Lengths) != shape.Reqs {
-			return Result{}, fmt.Errorf("%w: %d lengths for %d padded rows", ErrShape, len(step.Lengths), shape.Reqs)
+		if len(step.Lengths) != shape.Reqs || len(step.Starts) != shape.Reqs+1 {
+			return Result{}, fmt.Errorf("%w: %d lengths and %d starts for %d padded rows", ErrShape, len(step.Lengths), len(step.Starts), shape.Reqs)
 		}
 		copy(s.lengths, step.Lengths)
+		copy(s.starts, step.Starts)
 	}
 	e, err := s.find(dec, step)
 	if err != nil {
@@ -150,7 +152,7 @@ func (s *Set) find(dec graphs.Decision, step Step) (*entry, error) {
 // append adds the pass itself.
 func (s *Set) append(ctx context.Context, dec graphs.Decision, shape Shape, e *entry) error {
 	if e == nil {
-		return s.record(&Pass{set: s, kind: passEager, shape: shape, cmd: &s.cmd, lengths: s.lengths})
+		return s.record(&Pass{set: s, kind: passEager, shape: shape, cmd: &s.cmd, lengths: s.lengths, starts: s.starts})
 	}
 	if len(e.updates) > 0 {
 		if err := s.updater.begin(ctx); err != nil {
@@ -158,7 +160,8 @@ func (s *Set) append(ctx context.Context, dec graphs.Decision, shape Shape, e *e
 		}
 		s.slotBuf = s.slotBuf[:0]
 		for _, ref := range e.updates {
-			s.slotBuf = append(s.slotBuf, ascendrt.Slot{Op: ref, I64: s.lengths[:shape.Reqs]})
+			s.slotBuf = append(s.slotBuf, ascendrt.Slot{Op: ref, I64: s.lengths[:shape.Reqs]},
+				ascendrt.Slot{Op: ref, Slot: 1, I64: s.starts[:shape.Reqs+1]})
 		}
 		if err := s.updater.update(e.segments[0].graph, s.slotBuf); err != nil {
 			return err
@@ -169,7 +172,7 @@ func (s *Set) append(ctx context.Context, dec graphs.Decision, shape Shape, e *e
 			s.cmd.Graph(g.graph)
 			continue
 		}
-		p := &Pass{set: s, kind: passEager, shape: shape, cmd: &s.cmd, lengths: s.lengths}
+		p := &Pass{set: s, kind: passEager, shape: shape, cmd: &s.cmd, lengths: s.lengths, starts: s.starts}
 		if err := p.runBreak(g.eager); err != nil {
 			return err
 		}

@@ -67,7 +67,7 @@ func newModel(t testing.TB, dev ascendrt.Device, stream ascendrt.Stream, kinds [
 	t.Helper()
 	m := &model{t: t, dev: dev, stream: stream, seqs: seqs}
 	var err error
-	m.static, err = NewStatic(dev, StaticConfig{MaxTokens: maxTokens, MaxReqs: seqs, TableWidth: tableWidth, Padding: padding})
+	m.static, err = NewStatic(dev, StaticConfig{MaxTokens: maxTokens, MaxReqs: seqs, TableWidth: tableWidth + maxTokens/blockSize + 1, Padding: padding})
 	require.NoError(t, err)
 	rng := rand.New(rand.NewPCG(7, 11))
 	random := func(scale float64, dims ...int) ascendrt.Tensor {

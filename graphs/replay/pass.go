@@ -39,6 +39,7 @@ type Pass struct {
 	cmd   *ascendrt.Commands
 
 	lengths []int64 // per row, nil unless operations take them from the host
+	starts  []int64 // first token of each row and the end; nil with lengths
 	inBreak bool
 	err     error
 
@@ -110,15 +111,16 @@ func (p *Pass) runBreak(f func(*Pass) error) error {
 	return nil
 }
 
-// Attention appends an operation whose slot 0 holds the KV lengths of the rows.
-// Where the runtime takes them from the host they are given with the operation,
-// and a FULL graph has them replaced before every launch.
+// Attention appends an operation whose slots 0 and 1 hold the KV lengths of the
+// rows and their first tokens. Where the runtime takes them from the host they are
+// given with the operation, and a FULL graph has them replaced before every launch.
 func (p *Pass) Attention(o ascendrt.Op, args ...ascendrt.Tensor) ascendrt.OpRef {
 	if p.kind == passPieces && p.lengths != nil {
 		_ = p.fail(fmt.Errorf("%w: lengths of the host would be frozen in a PIECEWISE graph; put attention into a break", ErrShape))
 	}
 	if p.lengths != nil {
 		p.cmd.SlotValues(0, p.lengths[:p.shape.Reqs]...)
+		p.cmd.SlotValues(1, p.starts[:p.shape.Reqs+1]...)
 	}
 	ref := p.cmd.Op(o, p.Workspace(), args...)
 	if p.lengths != nil && p.kind == passFull {

@@ -72,7 +72,8 @@ type Set struct {
 	workspace ascendrt.View
 	buffers   []ascendrt.Buffer
 	slots     []resultSlot
-	lengths   []int64
+	lengths   []int64  // of the rows of the pass; nil where the runtime reads them itself
+	starts    []int64  // first token of each row, and the end
 	entries   []*entry // by KeyID
 	updater   *Updater
 	sealed    bool
@@ -152,7 +153,7 @@ func New(dev ascendrt.Device, c Config) (_ *Set, err error) {
 		s.workspace = b.View()
 	}
 	if c.Lengths == LengthsFromHost || c.Lengths == LengthsByDevice && dev.Caps().HostLengths {
-		s.lengths = make([]int64, reqs)
+		s.lengths, s.starts = make([]int64, reqs), make([]int64, reqs+1)
 	}
 	return s, nil
 }
@@ -298,7 +299,7 @@ func (s *Set) capture(ctx context.Context, k graphs.Key) (e *entry, err error) {
 	shape := s.shapeOf(k)
 	if s.lengths != nil {
 		for i, n := range graphs.CaptureRows(k, s.cfg.Dispatcher.Config().MaxNumSeqs) {
-			s.lengths[i] = int64(n)
+			s.lengths[i], s.starts[i+1] = int64(n), s.starts[i]+int64(n)
 		}
 	}
 	for range s.cfg.WarmUps {
@@ -306,7 +307,7 @@ func (s *Set) capture(ctx context.Context, k graphs.Key) (e *entry, err error) {
 		if err := s.cfg.Program.Prepare(&s.cmd, shape); err != nil {
 			return nil, fmt.Errorf("prepare the warm-up: %w", err)
 		}
-		p := &Pass{set: s, kind: passEager, shape: shape, cmd: &s.cmd, lengths: s.lengths}
+		p := &Pass{set: s, kind: passEager, shape: shape, cmd: &s.cmd, lengths: s.lengths, starts: s.starts}
 		if err := s.record(p); err != nil {
 			return nil, fmt.Errorf("warm up: %w", err)
 		}
@@ -328,7 +329,7 @@ func (s *Set) capture(ctx context.Context, k graphs.Key) (e *entry, err error) {
 		kind = passPieces
 	}
 	var cmd ascendrt.Commands
-	p := &Pass{set: s, kind: kind, shape: shape, cmd: &cmd, lengths: s.lengths}
+	p := &Pass{set: s, kind: kind, shape: shape, cmd: &cmd, lengths: s.lengths, starts: s.starts}
 	done := false
 	defer func() {
 		if !done {
@@ -377,7 +378,7 @@ func (s *Set) record(p *Pass) error {
 // runBreak runs the work of a break now, with the dummy batch.
 func (s *Set) runBreak(f func(*Pass) error, shape Shape) error {
 	s.cmd.Reset()
-	p := &Pass{set: s, kind: passEager, shape: shape, cmd: &s.cmd, lengths: s.lengths}
+	p := &Pass{set: s, kind: passEager, shape: shape, cmd: &s.cmd, lengths: s.lengths, starts: s.starts}
 	if err := p.runBreak(f); err != nil {
 		return err
 	}

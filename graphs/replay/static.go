@@ -14,8 +14,12 @@ type Padding uint8
 const (
 	// PadZeroRows is the default: padded rows are empty and have length 0.
 	PadZeroRows Padding = iota
-	// PadDummyRows describes padded rows of the graph's width that read the null
-	// block, for operators whose last row must end at the padded tokens.
+	// PadDummyRows gives every padded token of a graph to a row, for operators
+	// whose last row must end at the padded tokens: padded rows of a uniform graph
+	// have its width and read the null block; in another graph the first padded
+	// row has the rest of the tokens and length 0, and without a padded row the
+	// last real one goes on over them, behind its tokens, without writing KV. The
+	// tables then need room for MaxTokens more.
 	PadDummyRows
 )
 
@@ -56,7 +60,7 @@ type Static struct {
 	words  int
 	images []image
 	next   int
-	cmp    []int64
+	host   []int64 // lengths and starts of the staged step
 }
 
 type image struct {
@@ -86,7 +90,7 @@ func NewStatic(dev ascendrt.Device, c StaticConfig) (*Static, error) {
 	if c.MaxTokens < 1 || c.MaxReqs < 1 || c.TableWidth < 1 || c.InFlight < 1 {
 		return nil, fmt.Errorf("%w: static inputs of %d tokens, %d rows, %d blocks, %d images", ErrShape, c.MaxTokens, c.MaxReqs, c.TableWidth, c.InFlight)
 	}
-	s := &Static{c: c, words: 4*c.MaxTokens + 4*c.MaxReqs + 1 + c.MaxReqs*c.TableWidth, cmp: make([]int64, c.MaxReqs)}
+	s := &Static{c: c, words: 4*c.MaxTokens + 4*c.MaxReqs + 1 + c.MaxReqs*c.TableWidth, host: make([]int64, 2*c.MaxReqs+1)}
 	var err error
 	if s.buf, err = dev.Alloc(4*s.words, ascendrt.PlaceDefault); err != nil {
 		return nil, fmt.Errorf("static inputs: %w", err)
@@ -118,6 +122,7 @@ type Staged struct {
 	img     *image
 	t, r    int
 	Lengths []int64 // of the padded rows
+	Starts  []int64 // their first tokens, and the end of the last one
 }
 
 // Stage writes one step with its padding into a free image.
@@ -160,9 +165,12 @@ func (s *Static) Stage(b Batch, dec graphs.Decision) (Staged, error) {
 			if b.Sample == nil {
 				rows[i] = end - 1
 			}
-		case s.c.Padding == PadDummyRows && dec.Key.Uniform > 0:
+		case s.c.Padding != PadDummyRows:
+		case dec.Key.Uniform > 0:
 			end += dec.Key.Uniform
 			lens[i] = dec.Key.Uniform
+		case dec.Mode == graphs.Full:
+			end = int32(t)
 		}
 		row := table[i*s.c.TableWidth : (i+1)*s.c.TableWidth]
 		used := 0
@@ -176,11 +184,17 @@ func (s *Static) Stage(b Batch, dec graphs.Decision) (Staged, error) {
 			row[j] = PadBlock
 		}
 	}
-	starts[r] = end
-	for i := range r {
-		s.cmp[i] = int64(lens[i])
+	if s.c.Padding == PadDummyRows && dec.Mode == graphs.Full && int(end) < t {
+		lens[r-1] += int32(t) - end
+		end = int32(t)
 	}
-	return Staged{s: s, img: img, t: t, r: r, Lengths: s.cmp[:r]}, nil
+	starts[r] = end
+	g := Staged{s: s, img: img, t: t, r: r, Lengths: s.host[:r], Starts: s.host[s.c.MaxReqs:][:r+1]}
+	for i := range r {
+		g.Lengths[i], g.Starts[i] = int64(lens[i]), int64(starts[i])
+	}
+	g.Starts[r] = int64(end)
+	return g, nil
 }
 
 // offset is the position of a tensor in the image, in words.

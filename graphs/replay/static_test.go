@@ -94,6 +94,23 @@ func TestPaddingValues(t *testing.T) {
 		} else {
 			require.Equal(t, []int32{0, 1, 2, 3, 4}, read(s.Starts, 5), "the last row ends at the padded tokens")
 			require.Equal(t, []int32{11, 12, 1, 1}, read(s.Lens, 4))
+			require.Equal(t, []int64{0, 1, 2, 3, 4}, g.Starts)
+
+			// A graph for any rows: the rest goes to the first padded row, which has no keys.
+			mixed := decision(2, 7, 4, 0)
+			g, err = s.Stage(fullBatch(2), mixed)
+			require.NoError(t, err)
+			require.Equal(t, []int64{0, 1, 2, 7, 7}, g.Starts)
+			require.Equal(t, []int64{11, 12, 0, 0}, g.Lengths)
+			// Without one the last row goes on behind its tokens; it samples where it did.
+			mixed.PaddedReqs = 2
+			g, err = s.Stage(fullBatch(2), mixed)
+			require.NoError(t, err)
+			send(t, stream, g)
+			require.Equal(t, []int64{0, 1, 7}, g.Starts)
+			require.Equal(t, []int64{11, 17}, g.Lengths)
+			require.Equal(t, []int32{0, 1}, read(s.Rows, 2))
+			require.Equal(t, []int32{100, 101, -1, -1, -1, -1, -1}, read(s.Slots, 7))
 		}
 	}
 }

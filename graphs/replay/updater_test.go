@@ -127,7 +127,7 @@ func (g *orderedGraph) Update(u []ascendrt.Slot) error {
 	if !g.d.stream.last.Done() {
 		g.d.early++
 	}
-	if len(u) != g.updatable {
+	if len(u) != 2*g.updatable {
 		return fmt.Errorf("%d values for %d captured operations", len(u), g.updatable)
 	}
 	return g.Graph.Update(u)
@@ -154,7 +154,7 @@ func TestUpdatesUnderAscendRules(t *testing.T) {
 	for range 4 {
 		dec := e.d.Select(b)
 		require.Equal(t, graphs.Full, dec.Mode)
-		res, err := e.set.Launch(context.Background(), Step{Decision: dec, Verdicts: v, Lengths: []int64{1, 1, 1, 1}})
+		res, err := e.set.Launch(context.Background(), Step{Decision: dec, Verdicts: v, Lengths: []int64{1, 1, 1, 1}, Starts: []int64{0, 1, 2, 3, 4}})
 		require.NoError(t, err)
 		e.last = res.Point
 	}

@@ -59,5 +59,5 @@ func (c Config) storage() ascendrt.DType {
 	return c.Type
 }
 
-// tableWidth is the number of block ids in a row of the block table.
+// tableWidth is the number of block ids in a row of the block table that a sequence may have.
 func (c Config) tableWidth() int { return (c.MaxLen + c.BlockSize - 1) / c.BlockSize }

@@ -90,9 +90,12 @@ func (e *Executor) build(ctx context.Context, w model.Weights) (err error) {
 	if e.act, err = e.allocActivations(); err != nil {
 		return fmt.Errorf("activations: %w", err)
 	}
-	e.static, err = replay.NewStatic(e.dev, replay.StaticConfig{
-		MaxTokens: e.maxTokens, MaxReqs: e.maxReqs, TableWidth: e.c.tableWidth(), InFlight: e.c.InFlight,
-	})
+	static := replay.StaticConfig{MaxTokens: e.maxTokens, MaxReqs: e.maxReqs, TableWidth: e.c.tableWidth(), InFlight: e.c.InFlight}
+	if e.dev.Caps().HostLengths {
+		static.Padding = replay.PadDummyRows
+		static.TableWidth += (e.maxTokens + e.c.BlockSize - 1) / e.c.BlockSize
+	}
+	e.static, err = replay.NewStatic(e.dev, static)
 	if err != nil {
 		return err
 	}

@@ -82,6 +82,15 @@ func (e *Executor) Regions() ([]connector.Region, error) {
 	return out, nil
 }
 
+// Buffers are the regions' device memory, in the order of Regions.
+func (e *Executor) Buffers() []ascendrt.Buffer {
+	var out []ascendrt.Buffer
+	for _, kv := range e.kv {
+		out = append(out, kv.kb, kv.vb)
+	}
+	return out
+}
+
 // hostMemory is device memory that the CPU addresses.
 type hostMemory []byte
 

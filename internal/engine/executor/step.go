@@ -38,7 +38,7 @@ func (e *Executor) Submit(ctx context.Context, p *scheduler.Plan) (Step, error) 
 		return Step{}, err
 	}
 	result, err := e.set.Launch(ctx, replay.Step{
-		Decision: p.Graph, Verdicts: p.Verdicts, Lengths: staged.Lengths,
+		Decision: p.Graph, Verdicts: p.Verdicts, Lengths: staged.Lengths, Starts: staged.Starts,
 		Inputs: func(c *ascendrt.Commands) {
 			staged.Upload(c)
 			e.feed(c, p)
