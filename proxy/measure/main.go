@@ -31,6 +31,7 @@ type options struct {
 	seconds  int
 	streams  int
 	many     int
+	rounds   int
 	body     int
 }
 
@@ -42,6 +43,7 @@ func main() {
 	flag.IntVar(&o.requests, "requests", 2000, "requests of each latency measurement")
 	flag.IntVar(&o.seconds, "seconds", 10, "duration of the throughput measurement")
 	flag.IntVar(&o.streams, "streams", 1000, "streams of the delay measurement")
+	flag.IntVar(&o.rounds, "rounds", 5, "streams one after the other on each connection of the delay measurement, the first a warm-up")
 	flag.IntVar(&o.many, "many", 5000, "streams of the memory measurement")
 	flag.IntVar(&o.body, "body", 48<<10, "bytes of a chat body")
 	flag.Parse()
@@ -164,8 +166,18 @@ func (b *bench) stop() error {
 	return errors.Join(errs...)
 }
 
+// loadAverage says how busy the machine is: the kernel's averages over 1, 5 and
+// 15 minutes.
+func loadAverage() string {
+	raw, err := os.ReadFile("/proc/loadavg")
+	if f := strings.Fields(string(raw)); err == nil && len(f) >= 3 {
+		return strings.Join(f[:3], " ")
+	}
+	return "unknown"
+}
+
 func run(o options) error {
-	fmt.Printf("%s, %d cores, %s/%s\n\n", runtime.Version(), runtime.NumCPU(), runtime.GOOS, runtime.GOARCH)
+	fmt.Printf("%s, %d cores, %s/%s, load average before the run %s\n\n", runtime.Version(), runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, loadAverage())
 	fmt.Println("| measurement | direct | through the proxy | added or share |")
 	fmt.Println("|---|---|---|---|")
 	for _, part := range []struct {
@@ -179,5 +191,6 @@ func run(o options) error {
 			return fmt.Errorf("%s: %w", part.name, err)
 		}
 	}
+	fmt.Printf("\nload average after the run %s\n", loadAverage())
 	return nil
 }

@@ -132,31 +132,24 @@ func throughput(o options) error {
 	return nil
 }
 
-// delays runs streams and gives the time between sending and receiving of
-// every chunk but the first of each.
-func delays(addr string, n int, body string) ([]time.Duration, error) {
+// delays keeps n streams open at a time and gives the time between sending
+// and receiving of every chunk but the first of each. The clients begin evenly
+// over the time that one stream takes and then run one stream after the other
+// on their connection; the first stream of each, which also connects, is not
+// counted when there are more.
+func delays(addr string, n, rounds int, spread time.Duration, body string) ([]time.Duration, error) {
 	var mu sync.Mutex
 	var all []time.Duration
 	var failed error
 	var group sync.WaitGroup
 	for i := range n {
 		group.Go(func() {
-			time.Sleep(time.Duration(i%100) * 10 * time.Millisecond / 10) // spread over the pace
+			time.Sleep(spread * time.Duration(i) / time.Duration(n))
 			c, err := dial(addr, body)
 			var mine []time.Duration
 			if err == nil {
 				defer c.close()
-				err = c.do(func(line []byte) {
-					_, rest, ok := bytes.Cut(line, []byte("@"))
-					if !ok {
-						return
-					}
-					stamp, _, _ := bytes.Cut(rest, []byte("@"))
-					sent, err := strconv.ParseInt(string(stamp), 10, 64)
-					if err == nil {
-						mine = append(mine, time.Duration(time.Now().UnixNano()-sent))
-					}
-				})
+				mine, err = stamps(c, rounds)
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -164,11 +157,38 @@ func delays(addr string, n int, body string) ([]time.Duration, error) {
 				failed = err
 				return
 			}
-			all = append(all, mine[1:]...)
+			all = append(all, mine...)
 		})
 	}
 	group.Wait()
 	return all, failed
+}
+
+// stamps runs streams one after the other and reads the time that each chunk
+// carries.
+func stamps(c *client, rounds int) (all []time.Duration, err error) {
+	var mine []time.Duration
+	for round := range rounds {
+		mine = mine[:0]
+		err := c.do(func(line []byte) {
+			_, rest, ok := bytes.Cut(line, []byte("@"))
+			if !ok {
+				return
+			}
+			stamp, _, _ := bytes.Cut(rest, []byte("@"))
+			sent, err := strconv.ParseInt(string(stamp), 10, 64)
+			if err == nil {
+				mine = append(mine, time.Duration(time.Now().UnixNano()-sent))
+			}
+		})
+		if err != nil {
+			return nil, err
+		}
+		if (round > 0 || rounds == 1) && len(mine) > 0 {
+			all = append(all, mine[1:]...)
+		}
+	}
+	return all, nil
 }
 
 // streams is the delay that the proxy adds to the chunks of many streams.
@@ -179,12 +199,13 @@ func streams(o options) error {
 	}
 	defer b.stop()
 	body := chatBody(2000, `,"stream":true,"chunks":64,"pace_ms":20`)
-	direct, err := delays(b.d.addr, o.streams, body)
+	const length = 64 * 20 * time.Millisecond
+	direct, err := delays(b.d.addr, o.streams, o.rounds, length, body)
 	if err != nil {
 		return err
 	}
 	before := b.proxy.cpu()
-	via, err := delays(b.proxy.addr, o.streams, body)
+	via, err := delays(b.proxy.addr, o.streams, o.rounds, length, body)
 	if err != nil {
 		return err
 	}
@@ -192,7 +213,7 @@ func streams(o options) error {
 		a, v := quantile(direct, q), quantile(via, q)
 		fmt.Printf("| %d streams of 64 chunks at 20 ms, delay of a chunk, p%.0f | %s | %s | +%s |\n", o.streams, q*100, milli(a), milli(v), milli(v-a))
 	}
-	fmt.Printf("| the same, processor time of the proxy per chunk | | %s | |\n", micros(time.Duration(float64(b.proxy.cpu()-before)/float64(o.streams*64))))
+	fmt.Printf("| the same, processor time of the proxy per chunk | | %s | |\n", micros(time.Duration(float64(b.proxy.cpu()-before)/float64(o.streams*o.rounds*64))))
 	return nil
 }
 
@@ -205,7 +226,7 @@ func memory(o options) error {
 	defer b.stop()
 	idle := b.proxy.memory("VmRSS")
 	body := chatBody(2000, `,"stream":true,"chunks":20,"pace_ms":500`)
-	if _, err := delays(b.proxy.addr, o.many, body); err != nil {
+	if _, err := delays(b.proxy.addr, o.many, 1, time.Second, body); err != nil {
 		return err
 	}
 	peak := b.proxy.memory("VmHWM")

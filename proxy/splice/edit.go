@@ -1,9 +1,6 @@
 package splice
 
-import (
-	"encoding/json"
-	"slices"
-)
+import "encoding/json"
 
 // Edit is one change of a top-level member.
 type Edit struct {
@@ -42,19 +39,30 @@ func Default(key string, raw []byte) Edit { return Edit{key: key, raw: raw, rel:
 // Delete removes a member when it exists.
 func Delete(key string) Edit { return Edit{key: key} }
 
-// piece is one stretch of the edited text: bytes of the source or inserted ones.
+// piece is one stretch of the edited text.
 type piece struct {
-	from, to int
-	insert   []byte
+	from, to int // of the source, or of the added members
+	what     int // fromSource, fromAdded, or the index of the edit whose value it is
 }
+
+const (
+	fromSource = -1
+	fromAdded  = -2
+)
 
 // Apply appends the object with the edits made to dst. Every key may be edited once.
 func (o *Object) Apply(dst []byte, edits ...Edit) []byte {
-	for _, p := range o.pieces(edits) {
-		if p.insert != nil {
-			dst = append(dst, p.insert...)
-		} else {
+	var room [24]piece
+	var text [256]byte
+	pieces, added := o.pieces(room[:0], text[:0], edits)
+	for _, p := range pieces {
+		switch p.what {
+		case fromSource:
 			dst = append(dst, o.src[p.from:p.to]...)
+		case fromAdded:
+			dst = append(dst, added[p.from:p.to]...)
+		default:
+			dst = append(dst, edits[p.what].raw...)
 		}
 	}
 	return dst
@@ -64,45 +72,51 @@ func (o *Object) Apply(dst []byte, edits ...Edit) []byte {
 // source, untouched, and the inserted bytes between them. The list can be
 // written with one vectored write; it copies nothing of the source.
 func (o *Object) Spliced(edits ...Edit) [][]byte {
-	pieces := o.pieces(edits)
+	var room [24]piece
+	pieces, added := o.pieces(room[:0], nil, edits)
 	out := make([][]byte, 0, len(pieces))
 	for _, p := range pieces {
 		switch {
-		case p.insert != nil:
-			out = append(out, p.insert)
-		case p.to > p.from:
+		case p.what >= 0:
+			out = append(out, edits[p.what].raw)
+		case p.to == p.from:
+		case p.what == fromAdded:
+			out = append(out, added[p.from:p.to])
+		default:
 			out = append(out, o.src[p.from:p.to])
 		}
 	}
 	return out
 }
 
-func (o *Object) pieces(edits []Edit) []piece {
-	type change struct {
-		at  int // index in o.members
-		raw []byte
-	}
-	changes := make([]change, 0, len(edits))
-	var added []byte
-	removed := 0
-	for _, e := range edits {
-		i := o.find(e.key)
+// pieces appends the stretches of the edited text to list, and the text of the
+// members that are added to added.
+func (o *Object) pieces(list []piece, added []byte, edits []Edit) ([]piece, []byte) {
+	type change struct{ at, edit int } // indexes in o.members and edits
+	var room [16]change
+	changes := room[:0]
+	removed, fresh := 0, 0
+	for i := range edits {
+		e := &edits[i]
+		at := o.find(e.key)
 		switch {
-		case i >= 0 && e.rel != ifAbsent:
-			changes = append(changes, change{i, e.raw})
+		case at >= 0 && e.rel != ifAbsent:
+			n := len(changes)
+			changes = append(changes, change{at, i})
+			for ; n > 0 && changes[n-1].at > at; n-- { // in the order of the source
+				changes[n], changes[n-1] = changes[n-1], changes[n]
+			}
 			if e.raw == nil {
 				removed++
 			}
-		case i < 0 && e.raw != nil && e.rel != ifPresent:
-			name, err := json.Marshal(e.key)
-			if err != nil { // a string always encodes
-				panic(err)
+		case at < 0 && e.raw != nil && e.rel != ifPresent:
+			if fresh++; fresh == 1 && added == nil {
+				added = make([]byte, 0, 64+len(e.raw))
 			}
-			added = append(append(append(append(added, ','), name...), ':'), e.raw...)
+			added = append(appendQuoted(append(added, ','), e.key), ':')
+			added = append(added, e.raw...)
 		}
 	}
-	slices.SortFunc(changes, func(a, b change) int { return a.at - b.at })
-	pieces := make([]piece, 0, 2*len(changes)+3)
 	pos := 0
 	kept := 0 // members written before pos
 	next := 0 // first member not yet looked at
@@ -110,8 +124,8 @@ func (o *Object) pieces(edits []Edit) []piece {
 		m := o.members[c.at]
 		kept += c.at - next
 		next = c.at + 1
-		if c.raw != nil {
-			pieces = append(pieces, piece{from: pos, to: m.value}, piece{insert: c.raw})
+		if edits[c.edit].raw != nil {
+			list = append(list, piece{pos, m.value, fromSource}, piece{what: c.edit})
 			pos = m.end
 			kept++
 			continue
@@ -119,23 +133,37 @@ func (o *Object) pieces(edits []Edit) []piece {
 		// Removing takes the comma before the member, or the one after it
 		// when no member before it is left.
 		if kept > 0 {
-			pieces = append(pieces, piece{from: pos, to: o.members[c.at-1].end})
+			list = append(list, piece{pos, o.members[c.at-1].end, fromSource})
 			pos = m.end
 			continue
 		}
-		pieces = append(pieces, piece{from: pos, to: m.start})
+		list = append(list, piece{pos, m.start, fromSource})
 		pos = m.end
 		if c.at+1 < len(o.members) {
 			pos = o.members[c.at+1].start
 		}
 	}
-	tail := o.close
-	if added != nil {
+	if fresh > 0 {
+		from := 0
 		if len(o.members)-removed == 0 {
-			added = added[1:]
+			from = 1 // no comma before the first
 		}
-		pieces = append(pieces, piece{from: pos, to: tail}, piece{insert: added})
-		pos = tail
+		list = append(list, piece{pos, o.close, fromSource}, piece{from, len(added), fromAdded})
+		pos = o.close
 	}
-	return append(pieces, piece{from: pos, to: len(o.src)})
+	return append(list, piece{pos, len(o.src), fromSource}), added
+}
+
+// appendQuoted appends a key as a JSON string.
+func appendQuoted(dst []byte, key string) []byte {
+	for i := range len(key) {
+		if c := key[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
+			quoted, err := json.Marshal(key)
+			if err != nil { // a string always encodes
+				panic(err)
+			}
+			return append(dst, quoted...)
+		}
+	}
+	return append(append(append(dst, '"'), key...), '"')
 }

@@ -17,9 +17,35 @@ type Object struct {
 }
 
 type member struct {
-	key        string
+	key        string // decoded, when it is written with escapes
+	escaped    bool
 	start      int // of the key's quote
+	close      int // after the key's closing quote
 	value, end int
+}
+
+// is reports whether the member has that key.
+func (o *Object) is(m *member, key string) bool {
+	if m.escaped {
+		return m.key == key
+	}
+	return string(o.src[m.start+1:m.close-1]) == key
+}
+
+// name is the member's key.
+func (o *Object) name(m *member) string {
+	if m.escaped {
+		return m.key
+	}
+	return string(o.src[m.start+1 : m.close-1])
+}
+
+// same reports whether two members have the same key.
+func (o *Object) same(a, b *member) bool {
+	if !a.escaped && !b.escaped {
+		return string(o.src[a.start+1:a.close-1]) == string(o.src[b.start+1:b.close-1])
+	}
+	return o.name(a) == o.name(b)
 }
 
 // Parse checks that src is one JSON object in UTF-8, at most MaxDepth deep and
@@ -41,28 +67,38 @@ func (o *Object) Reset(src []byte) error {
 		return s.fail(ErrNotObject)
 	}
 	o.open = s.pos
-	err := s.members(1, func(key span, escaped bool, value span) error {
-		name, err := text(src[key.start:key.end], escaped)
-		if err != nil {
-			return &SyntaxError{Offset: key.start, Err: ErrSyntax}
-		}
-		if slices.ContainsFunc(o.members, func(m member) bool { return m.key == name }) {
-			return &SyntaxError{Offset: key.start, Key: name, Err: ErrDuplicate}
-		}
-		if len(o.members) == maxMembers {
-			return &SyntaxError{Offset: key.start, Err: ErrSyntax}
-		}
-		o.members = append(o.members, member{key: name, start: key.start, value: value.start, end: value.end})
-		return nil
-	})
-	if err != nil {
+	if err := s.members(1, o.member); err != nil {
 		return err
 	}
 	o.close = s.pos - 1
 	if s.peek() != 0 || s.pos != len(src) {
 		return s.fail(ErrSyntax)
 	}
+	if s.high&highs == 0 {
+		return nil // ASCII throughout
+	}
 	return validUTF8(src)
+}
+
+// member notes a top-level member.
+func (o *Object) member(key span, escaped bool, value span) error {
+	m := member{escaped: escaped, start: key.start, close: key.end, value: value.start, end: value.end}
+	if escaped {
+		var err error
+		if m.key, err = text(o.src[key.start:key.end], true); err != nil {
+			return &SyntaxError{Offset: key.start, Err: ErrSyntax}
+		}
+	}
+	for i := range o.members {
+		if o.same(&o.members[i], &m) {
+			return &SyntaxError{Offset: key.start, Key: o.name(&m), Err: ErrDuplicate}
+		}
+	}
+	if len(o.members) == maxMembers {
+		return &SyntaxError{Offset: key.start, Err: ErrSyntax}
+	}
+	o.members = append(o.members, m)
+	return nil
 }
 
 // maxMembers bounds the top-level members of an object, and with them the
@@ -87,7 +123,7 @@ func (o *Object) Len() int { return len(o.members) }
 
 func (o *Object) find(key string) int {
 	for i := range o.members {
-		if o.members[i].key == key {
+		if o.is(&o.members[i], key) {
 			return i
 		}
 	}
@@ -120,7 +156,7 @@ func StringOf(raw []byte) (string, bool) {
 // Members calls visit with each top-level member in order until it gives false.
 func (o *Object) Members(visit func(key string, raw []byte) bool) {
 	for i := range o.members {
-		if !visit(o.members[i].key, o.src[o.members[i].value:o.members[i].end]) {
+		if !visit(o.name(&o.members[i]), o.src[o.members[i].value:o.members[i].end]) {
 			return
 		}
 	}

@@ -46,32 +46,11 @@ const (
 	highs = 0x8080808080808080
 )
 
-// plain is the number of bytes at the start of b that are ordinary inside a
-// JSON string: no quote, no backslash, no control character. It looks at eight
-// bytes at a time and may stop early only where it found such a byte.
-func plain(b []byte) int {
-	n := 0
-	for ; len(b)-n >= 8; n += 8 {
-		x := binary.LittleEndian.Uint64(b[n:])
-		quote := x ^ (ones * '"')
-		slash := x ^ (ones * '\\')
-		m := ((quote - ones) &^ quote) | ((slash - ones) &^ slash) | ((x - ones*0x20) &^ x)
-		if m &= highs; m != 0 {
-			return n + bits.TrailingZeros64(m)/8
-		}
-	}
-	for ; n < len(b); n++ {
-		if c := b[n]; c == '"' || c == '\\' || c < 0x20 {
-			break
-		}
-	}
-	return n
-}
-
 // scanner walks one JSON text without building anything.
 type scanner struct {
-	src []byte
-	pos int
+	src  []byte
+	pos  int
+	high uint64 // the bits of all string bytes, eight to a word
 }
 
 func (s *scanner) fail(err error) error { return &SyntaxError{Offset: s.pos, Err: err} }
@@ -96,53 +75,84 @@ func (s *scanner) peek() byte {
 	return s.src[s.pos]
 }
 
-// str reads a string; escaped reports whether it holds a backslash.
+// str reads a string; escaped reports whether it holds a backslash. It looks at
+// many bytes at a time for what ends an ordinary stretch: a quote, a backslash
+// or a control character.
 func (s *scanner) str() (escaped bool, err error) {
-	if s.pos == len(s.src) || s.src[s.pos] != '"' {
+	src, i := s.src, s.pos
+	if i == len(src) || src[i] != '"' {
 		return false, s.fail(ErrSyntax)
 	}
-	s.pos++
-	for {
-		s.pos += plain(s.src[s.pos:])
-		if s.pos == len(s.src) {
+	high := s.high
+	for i++; ; {
+		for len(src)-i >= 32 {
+			b := (*[32]byte)(src[i:])
+			x0, x1 := binary.LittleEndian.Uint64(b[0:8]), binary.LittleEndian.Uint64(b[8:16])
+			x2, x3 := binary.LittleEndian.Uint64(b[16:24]), binary.LittleEndian.Uint64(b[24:32])
+			if (special(x0)|special(x1)|special(x2)|special(x3))&highs != 0 {
+				break
+			}
+			high |= x0 | x1 | x2 | x3
+			i += 32
+		}
+		for len(src)-i >= 8 {
+			x := binary.LittleEndian.Uint64(src[i:])
+			high |= x
+			if m := special(x) & highs; m != 0 {
+				i += bits.TrailingZeros64(m) / 8
+				break
+			}
+			i += 8
+		}
+		if i == len(src) {
+			s.pos = i
 			return false, s.fail(ErrSyntax)
 		}
-		switch s.src[s.pos] {
-		case '"':
-			s.pos++
+		switch c := src[i]; {
+		case c == '"':
+			s.pos, s.high = i+1, high
 			return escaped, nil
-		case '\\':
+		case c == '\\':
 			escaped = true
-			if err := s.escape(); err != nil {
+			if i+1 < len(src) && shortEscape[src[i+1]] {
+				i += 2
+				continue
+			}
+			if i, err = unicodeEscape(src, i); err != nil {
 				return false, err
 			}
-		default:
+		case c < 0x20:
+			s.pos = i
 			return false, s.fail(ErrSyntax)
+		default: // one of the last seven bytes
+			high |= uint64(c)
+			i++
 		}
 	}
 }
 
-func (s *scanner) escape() error {
-	if s.pos+1 >= len(s.src) {
-		return s.fail(ErrSyntax)
+// special has the high bit of the first byte of x set that is a quote, a
+// backslash or a control character, and of none before it.
+func special(x uint64) uint64 {
+	low := x ^ ones*2      // a quote becomes a space, control characters stay below it
+	slash := x ^ ones*'\\' // a backslash becomes zero
+	return ((low - ones*0x21) &^ low) | ((slash - ones) &^ slash)
+}
+
+// shortEscape holds the characters that may follow a backslash alone.
+var shortEscape = [256]bool{'"': true, '\\': true, '/': true, 'b': true, 'f': true, 'n': true, 'r': true, 't': true}
+
+// unicodeEscape reads a backslash, u and four hex digits and gives the place after them.
+func unicodeEscape(src []byte, i int) (int, error) {
+	if i+6 > len(src) || src[i+1] != 'u' {
+		return 0, &SyntaxError{Offset: i, Err: ErrSyntax}
 	}
-	switch s.src[s.pos+1] {
-	case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
-		s.pos += 2
-		return nil
-	case 'u':
-		if s.pos+6 > len(s.src) {
-			return s.fail(ErrSyntax)
+	for _, c := range src[i+2 : i+6] {
+		if (c < '0' || c > '9') && (c|0x20 < 'a' || c|0x20 > 'f') {
+			return 0, &SyntaxError{Offset: i, Err: ErrSyntax}
 		}
-		for _, c := range s.src[s.pos+2 : s.pos+6] {
-			if (c < '0' || c > '9') && (c|0x20 < 'a' || c|0x20 > 'f') {
-				return s.fail(ErrSyntax)
-			}
-		}
-		s.pos += 6
-		return nil
 	}
-	return s.fail(ErrSyntax)
+	return i + 6, nil
 }
 
 func (s *scanner) digits() bool {
@@ -238,7 +248,8 @@ func (s *scanner) array(depth int) error {
 }
 
 // members reads an object whose opening brace is next. When visit is not nil
-// it is called for each member with the offsets of the key and of the value.
+// it is called for each member with the offsets of the key in its quotes and of
+// the value; its error ends the reading.
 func (s *scanner) members(depth int, visit func(key span, escaped bool, value span) error) error {
 	if depth > MaxDepth {
 		return s.fail(ErrDepth)
