@@ -1,0 +1,170 @@
+package proxy
+
+import (
+	"errors"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/sluice-serving/sluice/internal/openai"
+)
+
+// maxHeld bounds the bytes that are held back before output is proven.
+const maxHeld = 1 << 20
+
+func isEventStream(contentType string) bool {
+	return len(contentType) >= 17 && strings.EqualFold(contentType[:17], "text/event-stream")
+}
+
+// stream relays an event stream, event by event. Events are held back until
+// one proves output or ends the answer.
+func (r *relay) stream(body io.Reader) result {
+	x := r.x
+	events := openai.NewReader(body, int(min(x.p.cfg.MaxAnswer, 1<<30)))
+	ended := false // the end marker came
+	for {
+		ev, err := events.Next()
+		if err != nil {
+			return r.end(err, ended)
+		}
+		if ended {
+			continue
+		}
+		if ev.IsDone() {
+			ended = true
+			r.begin()
+			if !r.write(ev.Raw, flushNow) {
+				return result{verdict: gone}
+			}
+			continue
+		}
+		if res, over := r.event(ev, events.Pending()); over {
+			return res
+		}
+	}
+}
+
+// end is the end of the byte stream.
+func (r *relay) end(err error, ended bool) result {
+	x := r.x
+	switch {
+	case ended || (r.finished && errors.Is(err, io.EOF)):
+		// Everything was sent; a broken connection after the end marker changes nothing.
+		return r.done(true)
+	case x.gone():
+		return result{verdict: gone}
+	}
+	var res result
+	if errors.Is(err, openai.ErrEventTooLong) {
+		res = result{verdict: failed, reason: "error:too_long", problem: openai.BadGateway("an event of the %s is too long", roles[r.c.leg])}
+	} else {
+		res = x.transportFailure(r.ctx, r.c, err)
+		x.broke(r.c, err)
+	}
+	switch {
+	case !r.sawOutput:
+		return res
+	case r.x.cont.ready() && r.x.cont.stream && x.p.backend(r.c.target.Decoder).ContinueBroken:
+		x.exclude(r.c.target.Decoder)
+		return r.give(res.reason)
+	}
+	return r.cut(res.reason, res.problem)
+}
+
+// cut tells the client that its stream ends early.
+func (r *relay) cut(reason string, problem *openai.Error) result {
+	r.x.p.metrics.blocked.Inc()
+	r.x.out.fail(problem)
+	return result{verdict: cut, reason: reason}
+}
+
+// event handles one event that is not the end marker. over is true when the
+// stream needs no further reading.
+func (r *relay) event(ev openai.Event, more bool) (res result, over bool) {
+	if ev.Data == nil || r.object.Reset(ev.Data) != nil {
+		return r.pass(ev.Raw, more) // a comment, or nothing that we read
+	}
+	f := inspect(&r.object, r.status)
+	if !r.sawOutput {
+		if res, ok := r.early(f); ok {
+			return res, true
+		}
+	}
+	if r.x.cont != nil {
+		r.x.cont.take(&r.object, f)
+	}
+	if f.stopReason == openai.StopRecomputed {
+		if f.text {
+			// It carries the last tokens too: they go out without the end.
+			r.outputs++
+			r.begin()
+			if !r.write(openai.AppendEvent(nil, string(ev.Name), r.x.unfinished(&r.object, f)), flushNow) {
+				return result{verdict: gone}, true
+			}
+		}
+		return r.recomputed(&r.object), true
+	}
+	r.account(f)
+	if f.text {
+		r.outputs++
+	}
+	r.finished = r.finished || f.finishReason != ""
+	if f.output || f.finishReason != "" {
+		r.begin()
+	}
+	if f.text {
+		r.pace(time.Now())
+	}
+	if r.mode.dropUsage && f.choices == 0 && f.hasUsage {
+		return result{}, false
+	}
+	var data []byte
+	if r.x.continues() {
+		data = r.x.cont.convert(&r.object, r.x.responseID(), f)
+	} else {
+		data = r.rewrite(r.edited[:0], f, f.choices == 0)
+		r.edited = data
+	}
+	var out []byte
+	if ev.DataAt >= 0 {
+		out = make([]byte, 0, len(ev.Raw)-len(ev.Data)+len(data))
+		out = append(append(append(out, ev.Raw[:ev.DataAt]...), data...), ev.Raw[ev.DataAt+len(ev.Data):]...)
+	} else {
+		out = openai.AppendEvent(nil, string(ev.Name), data)
+	}
+	if f.isError {
+		// The engine says itself that the answer ends here.
+		r.write(out, flushNow)
+		r.x.p.metrics.blocked.Inc()
+		return result{verdict: cut, reason: "error:event"}, true
+	}
+	return r.pass(out, more)
+}
+
+// pass sends an event on, or holds it back while no output is proven.
+func (r *relay) pass(raw []byte, more bool) (result, bool) {
+	if !r.sawOutput {
+		if len(r.held)+len(raw) > maxHeld {
+			return result{verdict: failed, reason: "error:held", problem: openai.BadGateway("the %s sent too much before any output", roles[r.c.leg])}, true
+		}
+		r.held = append(r.held, raw...)
+		return result{}, false
+	}
+	flush := flushNow
+	if more {
+		flush = flushLater
+	}
+	if !r.write(raw, flush) {
+		return result{verdict: gone}, true
+	}
+	return result{}, false
+}
+
+// write sends what was held back, then raw.
+func (r *relay) write(raw []byte, flush flushing) bool {
+	if len(r.held) > 0 {
+		raw = append(r.held, raw...)
+		r.held = nil
+	}
+	return r.x.out.events(raw, flush)
+}
