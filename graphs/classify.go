@@ -232,6 +232,17 @@ func lengths(ss []int32) (q int32, total int64, differ int32) {
 	return max(q, q2), total + total2, differ
 }
 
+// classifier is the rule of a step's K. A K without graphs of its width is
+// judged by the configured one.
+func (d *Dispatcher) classifier(step Step) *classifier {
+	if step.FewerDrafts != 0 {
+		if x := d.fewer[step.FewerDrafts]; x != nil {
+			return x
+		}
+	}
+	return &d.rows
+}
+
 // Classify gives each row its verdict, written to verdicts[0:N], and sums the
 // batch up. verdicts must have room for every row. It allocates nothing.
 func (d *Dispatcher) Classify(rows Rows, step Step, verdicts []RowVerdict) Batch {
@@ -242,7 +253,7 @@ func (d *Dispatcher) Classify(rows Rows, step Step, verdicts []RowVerdict) Batch
 	var (
 		ss, ds, phs = rows.Scheduled[:n], rows.Drafts[:n], rows.Placeholders[:n]
 		cs, ps, out = rows.Computed[:n], rows.Prefill[:n], verdicts[:n]
-		x           = &d.rows
+		x           = d.classifier(step)
 		seen        uint32
 		mixed       int32
 		facts       [block]uint8

@@ -21,6 +21,7 @@ type Step struct {
 	LoRAs         int32 // active adapters
 	TrimmedTokens int32 // tokens left after drafts were trimmed on the device; 0 = all
 	RankTokens    int32 // largest number of tokens of one rank with context parallelism; 0 = all
+	FewerDrafts   int32 // by how much this step's K is below the configured one, where K varies
 }
 
 // Batch sums a step up for the choice of a graph. It is comparable.
@@ -74,6 +75,7 @@ type Dispatcher struct {
 	ladder Ladder
 	keys   []Key
 	rows   classifier
+	fewer  map[int32]*classifier // by Step.FewerDrafts: of the narrower decode widths
 	pcp    int
 
 	widths []int32
@@ -105,6 +107,17 @@ func New(c Config) (*Dispatcher, error) {
 		return nil, err
 	}
 	d := &Dispatcher{cfg: c, rows: newClassifier(c), pcp: c.pcp(), widths: c.widths(), cases: c.loraCases()}
+	for _, w := range d.widths {
+		if k := int(w) - c.Bonus.Tokens(); k >= 0 && k < c.K {
+			narrower := c
+			narrower.K = k
+			if d.fewer == nil {
+				d.fewer = map[int32]*classifier{}
+			}
+			x := newClassifier(narrower)
+			d.fewer[int32(c.K-k)] = &x
+		}
+	}
 	if c.Mode != ModeNone {
 		l, err := NewLadder(c)
 		if err != nil {

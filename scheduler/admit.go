@@ -331,7 +331,7 @@ func (s *Scheduler) admissionTokens(r *request, left, have int32, b *budget) (n,
 	n = left
 	room := b.room()
 	t := int32(s.cfg.LongPrefillThreshold)
-	if n == 1 && b.drafts > 0 && b.rows > 0 && b.wide == 0 {
+	if n == 1 && b.drafts > 0 && (b.rows > 0 || s.cfg.TailPadding == PadAlways) && b.wide == 0 {
 		// The others verify drafts. With as many placeholders this row has
 		// their shape, and the batch keeps it; narrower it would break it.
 		full := 1 + b.drafts

@@ -68,6 +68,9 @@ type Config struct {
 	// DynamicDrafts gives K by the number of running requests, densely: entry n
 	// is the K of n requests, the last entry that of more. Nil: always Drafts.
 	DynamicDrafts []int
+	// TailPadding says when the last prompt token of an admission is padded to
+	// the width of rows with drafts. Default PadBesideRunning.
+	TailPadding TailPadding
 
 	// LoadFailure says what becomes of a request whose KV did not arrive.
 	// Default FailRequest.
@@ -108,6 +111,14 @@ type Chunking uint8
 const (
 	ChunkedPrefill Chunking = iota // a prompt may be spread over several steps
 	WholePrefill                   // a prompt runs in one step or not at all
+)
+
+// TailPadding of one-token prompt tails where there are drafts.
+type TailPadding uint8
+
+const (
+	PadBesideRunning TailPadding = iota // to the shape of the running rows of the step, if there are any
+	PadAlways                           // also without them, where decode graphs have that width alone
 )
 
 // Admission gate of waiting requests.
@@ -291,7 +302,7 @@ func (c Config) Validate() error {
 		name   string
 		v, end int
 	}{
-		{"Chunking", int(c.Chunking), int(WholePrefill)}, {"Admission", int(c.Admission), int(FirstChunk)},
+		{"Chunking", int(c.Chunking), int(WholePrefill)}, {"TailPadding", int(c.TailPadding), int(PadAlways)}, {"Admission", int(c.Admission), int(FirstChunk)},
 		{"Policy", int(c.Policy), int(FairShare)}, {"Victim", int(c.Victim), int(VictimByRecompute)},
 		{"Scheduling", int(c.Scheduling), int(Async)}, {"LoadFailure", int(c.LoadFailure), int(RecomputeLoad)},
 		{"Recompute", int(c.Recompute), int(RecomputeAway)}, {"Executor", int(c.Executor), int(NewResume)},

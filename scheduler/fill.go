@@ -114,7 +114,8 @@ func (s *Scheduler) fill(p *Plan, b *budget) {
 	}
 	if s.graph != nil && rows > 0 {
 		p.Verdicts = sized(a, p.Verdicts, rows)
-		p.Graph = s.graph.Dispatch(p.GraphRows(), graphs.Step{LoRAs: p.LoRAs}, p.Verdicts)
+		step := graphs.Step{LoRAs: p.LoRAs, FewerDrafts: int32(s.cfg.Drafts) - b.drafts}
+		p.Graph = s.graph.Dispatch(p.GraphRows(), step, p.Verdicts)
 	}
 }
 

@@ -389,6 +389,10 @@ func (r *rig) verify(name string) error {
 		return fmt.Errorf("request %s: got %d, the model says %d", name, got, want)
 	}
 	switch r.ends[name] {
+	case scheduler.FinishRefused:
+		if len(got) > 0 {
+			return fmt.Errorf("request %s: refused after %d tokens", name, len(got))
+		}
 	case scheduler.FinishLength:
 		limit := min(req.MaxTokens, r.s.MaxLen()-len(req.Prompt))
 		if len(got) != max(limit, 1) {

@@ -269,6 +269,8 @@ func (sc *script) open(t *testing.T, d *datadriven.TestData) error {
 			c.Scheduling = scheduler.Async
 		case "whole":
 			c.Chunking = scheduler.WholePrefill
+		case "padalways":
+			c.TailPadding = scheduler.PadAlways
 		case "firstchunk":
 			c.Admission = scheduler.FirstChunk
 		case "nocache":
