@@ -156,6 +156,8 @@ SL_ASSERT(sizeof(HcclRootInfo) == 4108);
 	X(81, aclnnClampMin, (const aclTensor *self, const aclScalar *min, aclTensor *out, uint64_t *ws, aclOpExecutor **ex)) \
 	X(81, aclnnLtScalar, (const aclTensor *self, const aclScalar *other, aclTensor *out, uint64_t *ws, aclOpExecutor **ex)) \
 	X(81, aclnnInplaceMaskedFillScalar, (aclTensor *self, const aclTensor *mask, const aclScalar *value, uint64_t *ws, aclOpExecutor **ex)) \
+	X(81, aclnnSWhere, (const aclTensor *condition, const aclTensor *self, const aclTensor *other, aclTensor *out, uint64_t *ws, aclOpExecutor **ex)) \
+	X(81, aclnnInplaceZero, (aclTensor *self, uint64_t *ws, aclOpExecutor **ex)) \
 	X(81, aclnnInplaceCopy, (aclTensor *self, const aclTensor *src, uint64_t *ws, aclOpExecutor **ex)) \
 	X(81, aclnnCast, (const aclTensor *self, const int dtype, aclTensor *out, uint64_t *ws, aclOpExecutor **ex)) \
 	X(81, aclnnAdd, (const aclTensor *self, const aclTensor *other, const aclScalar *alpha, aclTensor *out, uint64_t *ws, aclOpExecutor **ex)) \
