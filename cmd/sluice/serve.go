@@ -77,6 +77,7 @@ func newServeCmd() *cobra.Command {
 	f.BoolVar(&cfg.Eager, "enforce-eager", false, "use no graphs")
 	f.StringVar(&transfer, "kv-transfer-config", "", "JSON object: kv_connector, kv_role and their options")
 	f.StringVar(&additional, "additional-config", "", "JSON object: scheduler_config")
+	f.IntVar(&cfg.Runner, "model-runner", 1, "generation of executors that steps are planned for: 1, resumed requests are known; 2, they come as new ones")
 	f.IntVar(&cfg.KVPort, "kv-port", 0, "port of the connector's side channel of rank 0; 0: any free one")
 	f.StringVar(&refusal, "append-refusal", engine.RefuseStatus.String(), "how a refused append attempt is reported: 412 or in-band")
 	f.Float64Var(&cfg.CacheHitThreshold, "global-cache-hit-threshold", 0, "share of a prompt, 0 to 1, that must be cached")

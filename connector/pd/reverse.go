@@ -129,6 +129,16 @@ func (s *Scheduler) endTurn(session string) {
 	}
 }
 
+// EndSession gives up what is kept of a session's last turn: no other comes.
+func (s *Scheduler) EndSession(session string) { s.endTurn(session) }
+
+// EndOffers gives up all turns that are kept, because this engine ends.
+func (s *Scheduler) EndOffers() {
+	for len(s.turns.list) > 0 {
+		s.endOffer(s.turns.list[0].id)
+	}
+}
+
 func (s *Scheduler) endOffer(id connector.RequestID) {
 	s.turns.forget(id)
 	s.ops = append(s.ops, connector.Op{Kind: connector.OpRelease, Request: id, Payload: ownPayload{id}})

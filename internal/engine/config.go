@@ -39,6 +39,7 @@ type Config struct {
 	KVTransfer KVTransfer
 	Additional Additional
 	KVPort     int // port of the connector's side channel of rank 0; rank r listens on KVPort+r; 0: any free port
+	Runner     int // generation of executors that plans are made for, 1 or 2; default 1
 
 	AppendRefusal     AppendRefusal // how a refused append attempt is reported; default 412
 	CacheHitThreshold float64       // share of the prompt, 0 to 1, that must be cached unless a request says otherwise; default 0
@@ -75,43 +76,6 @@ func ParseAppendRefusal(s string) (AppendRefusal, error) {
 	return 0, fmt.Errorf("unknown append refusal %q (one of 412, in-band)", s)
 }
 
-// Role is the part that an engine plays in disaggregated serving.
-type Role string
-
-// The roles, by the names of the configuration.
-const (
-	RoleNone     Role = ""
-	RoleProducer Role = "kv_producer"
-	RoleConsumer Role = "kv_consumer"
-	RoleBoth     Role = "kv_both"
-)
-
-// ConnectorPD is the connector by which a decoder pulls KV from a prefiller.
-const ConnectorPD = "pd"
-
-// KVTransfer is the value of --kv-transfer-config; the member names are vLLM's.
-// Members that this engine has no use for are accepted where they are known.
-type KVTransfer struct {
-	Connector    string          `json:"kv_connector"`
-	Role         Role            `json:"kv_role"`
-	EngineID     string          `json:"engine_id"`
-	IP           string          `json:"kv_ip"`   // address that peers are told; default 127.0.0.1
-	Port         int             `json:"kv_port"` // as Config.KVPort, which wins
-	LoadFailure  string          `json:"kv_load_failure_policy"`
-	Extra        ConnectorExtra  `json:"kv_connector_extra_config"`
-	BufferDevice json.RawMessage `json:"kv_buffer_device"`
-	BufferSize   json.RawMessage `json:"kv_buffer_size"`
-	Rank         json.RawMessage `json:"kv_rank"`
-	ParallelSize json.RawMessage `json:"kv_parallel_size"`
-	ModulePath   json.RawMessage `json:"kv_connector_module_path"`
-	PermuteLocal json.RawMessage `json:"enable_permute_local_kv"`
-}
-
-// ConnectorExtra configures the pd connector.
-type ConnectorExtra struct {
-	LeaseSeconds float64 `json:"kv_lease_duration"` // how long a prefiller keeps blocks unasked; default 30
-}
-
 // Additional is the value of --additional-config.
 type Additional struct {
 	Scheduler SchedulerOptions `json:"scheduler_config"`
@@ -134,13 +98,6 @@ const (
 	AppendPlain   AppendProfile = "plain"
 	AppendGuarded AppendProfile = "guarded"
 )
-
-// ParseKVTransfer reads the value of --kv-transfer-config. Unknown members are errors.
-func ParseKVTransfer(s string) (KVTransfer, error) {
-	var k KVTransfer
-	err := parseStrict("kv-transfer-config", s, &k)
-	return k, err
-}
 
 // ParseAdditional reads the value of --additional-config. Unknown members are errors.
 func ParseAdditional(s string) (Additional, error) {
@@ -186,6 +143,7 @@ func (c Config) withDefaults() Config {
 	def(&c.MaxModelLen, 4096)
 	def(&c.MaxQueue, 4096)
 	def(&c.DataParallel, 1)
+	def(&c.Runner, 1)
 	if c.Eager {
 		c.GraphMode = graphs.ModeNone
 	}
@@ -221,6 +179,7 @@ func (c Config) Validate() error {
 		{"max-num-seqs", d.MaxSeqs, 1, 1 << 16}, {"max-num-batched-tokens", d.MaxTokens, 1, 1 << 20},
 		{"max-model-len", d.MaxModelLen, 1, builtinModel.MaxPositions}, {"max-queue", d.MaxQueue, 1, 1 << 20},
 		{"data-parallel-size", d.DataParallel, 1, 256}, {"kv-port", d.KVPort, 0, 65535}, {"device-workers", d.DeviceWorkers, 0, 1 << 12},
+		{"model-runner", d.Runner, 1, 2},
 	} {
 		if f.v < f.lo || f.v > f.hi {
 			bad("%s is %d, must be within %d to %d", f.name, f.v, f.lo, f.hi)
@@ -236,39 +195,6 @@ func (c Config) Validate() error {
 		if err != nil {
 			errs = append(errs, err)
 		}
-	}
-	return errors.Join(errs...)
-}
-
-func (k KVTransfer) validate() error {
-	var errs []error
-	bad := func(format string, args ...any) {
-		errs = append(errs, fmt.Errorf("kv-transfer-config: "+format, args...))
-	}
-	switch k.Connector {
-	case "", ConnectorPD:
-	default:
-		bad("unknown kv_connector %q (known: %s)", k.Connector, ConnectorPD)
-	}
-	switch k.Role {
-	case RoleNone:
-		if k.Connector != "" {
-			bad("kv_role is missing; a connector needs one of %s, %s, %s", RoleProducer, RoleConsumer, RoleBoth)
-		}
-	case RoleProducer, RoleConsumer, RoleBoth:
-		if k.Connector == "" {
-			bad("kv_role %q needs a kv_connector", k.Role)
-		}
-	default:
-		bad("unknown kv_role %q (one of %s, %s, %s)", k.Role, RoleProducer, RoleConsumer, RoleBoth)
-	}
-	switch k.LoadFailure {
-	case "", "fail", "recompute":
-	default:
-		bad("unknown kv_load_failure_policy %q (fail or recompute)", k.LoadFailure)
-	}
-	if k.Extra.LeaseSeconds < 0 {
-		bad("kv_lease_duration is %v s, must not be negative", k.Extra.LeaseSeconds)
 	}
 	return errors.Join(errs...)
 }

@@ -65,6 +65,64 @@ func TestValidate(t *testing.T) {
 	require.Len(t, Config{Model: "x", Device: "y", BlockSize: -1}.Validate().(interface{ Unwrap() []error }).Unwrap(), 3, "all faults at once")
 }
 
+func TestTransferConfigs(t *testing.T) {
+	read := func(s string) (KVTransfer, error) {
+		k, err := ParseKVTransfer(s)
+		if err != nil {
+			return k, err
+		}
+		return k, Config{KVTransfer: k}.Validate()
+	}
+	k, err := read(`{"kv_connector":"MultiConnector","kv_role":"kv_consumer","kv_ip":"10.0.0.1","kv_port":9000,"kv_connector_extra_config":{"connectors":[
+		{"kv_connector":"PreemptOffloadConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1000,"enable_offload_prefix_caching":true,"file_path":"/x","file_bytes":5}},
+		{"kv_connector":"pd","kv_role":"kv_consumer","kv_connector_extra_config":{"kv_peers":["10.0.0.0/8"],"transport":"tcp","bidirectional_kv_xfer":true,"tls":{"cert":"a","key":"b","ca":"c"}}}]}}`)
+	require.NoError(t, err)
+	require.Len(t, k.parts(), 2)
+	require.Equal(t, "10.0.0.1", k.part(ConnectorPD).IP, "what the outer configuration says holds for all")
+	require.EqualValues(t, 1000, k.part(ConnectorOffload).Extra.HostBytes)
+	require.Nil(t, KVTransfer{}.part(ConnectorPD))
+	pdWith := func(extra string) string {
+		return `{"kv_connector":"pd","kv_role":"kv_consumer","kv_connector_extra_config":{` + extra + `}}`
+	}
+	offloadWith := func(extra string) string {
+		return `{"kv_connector":"offload","kv_role":"kv_both","kv_connector_extra_config":{` + extra + `}}`
+	}
+	multiOf := func(list string) string {
+		return `{"kv_connector":"multi","kv_role":"kv_consumer","kv_connector_extra_config":{"connectors":[` + list + `]}}`
+	}
+	for s, text := range map[string]string{
+		pdWith(`"transport":"rdma"`):                                      `unknown transport "rdma" (one of tcp, ucx, mooncake)`,
+		pdWith(`"kv_peers":["10.0.0.0/99"]`):                              "kv_peers: peer",
+		pdWith(`"tls":{"cert":"a"}`):                                      "tls needs the files cert, key and ca",
+		pdWith(`"transport":"ucx","tls":{"cert":"a","key":"b","ca":"c"}`): "tls needs the transport tcp",
+		pdWith(`"transport_faults":"read?2 fly"`):                         "transport_faults",
+		pdWith(`"cpu_bytes_to_use":5`):                                    "cpu_bytes_to_use is not a member of the connector pd",
+		pdWith(`"kv_lease_duration":-1`):                                  "must not be negative",
+		pdWith(`"connectors":[]`):                                         "connectors is not a member of the connector pd",
+		offloadWith(`"kv_peers":["x"]`):                                   "kv_peers is not a member of the connector offload",
+		offloadWith(`"cpu_bytes_to_use":-5`):                              "must be above 0",
+		offloadWith(`"offload_host_memory_ratio":-1`):                     "must be above 0",
+		offloadWith(`"eviction_policy":"mru"`):                            "eviction_policy",
+		offloadWith(`"file_bytes":5`):                                     "needs a file_path",
+		offloadWith(`"file_path":"/x"`):                                   "file_path needs file_bytes",
+		offloadWith(`"file_path":"/x","file_bytes":9`):                    "needs enable_offload_prefix_caching",
+		offloadWith(`"file_path":"/x","file_bytes":9,"enable_offload_prefix_caching":true,"file_full_every":-1`): "file_full_every",
+		`{"kv_connector":"offload","kv_role":"kv_consumer"}`:                                                     "needs the connector pd",
+		multiOf(``):                           "a list of at least one",
+		multiOf(`{"kv_connector":"offload"}`): "needs the connector pd",
+		multiOf(`{"kv_connector":"pd"},{"kv_connector":"pd"}`):           "two connectors of kind pd",
+		multiOf(`{"kv_connector":"multi"}`):                              "a multi inside a multi",
+		multiOf(`{"kv_connector":"Nixl"}`):                               `unknown kv_connector "Nixl"`,
+		multiOf(`{"kv_connector":"pd","kv_role":"kv_producer"}`):         "they must be equal",
+		multiOf(`{"kv_connector":"pd","kv_load_failure_policy":"fail"}`): "belongs to the outer connector",
+		`{"kv_connector":"multi","kv_role":"kv_consumer","kv_connector_extra_config":{"transport":"tcp","connectors":[{"kv_connector":"pd"}]}}`: "takes kv_connector_extra_config.connectors alone",
+	} {
+		_, err := read(s)
+		require.ErrorContains(t, err, text, s)
+	}
+	require.ErrorContains(t, Config{Runner: 3}.Validate(), "model-runner is 3")
+}
+
 func TestAppendRefusalNames(t *testing.T) {
 	for _, r := range []AppendRefusal{RefuseStatus, RefuseInBand} {
 		got, err := ParseAppendRefusal(r.String())

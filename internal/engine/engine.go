@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"strconv"
 	"sync"
 	"time"
@@ -18,8 +17,6 @@ import (
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/host"
-	"github.com/sluice-serving/sluice/connector/pd"
-	"github.com/sluice-serving/sluice/connector/transport"
 	"github.com/sluice-serving/sluice/graphs"
 	"github.com/sluice-serving/sluice/internal/engine/executor"
 	"github.com/sluice-serving/sluice/internal/engine/model"
@@ -108,7 +105,7 @@ func New(ctx context.Context, cfg Config, o Options) (*Engine, error) {
 func newRank(ctx context.Context, cfg Config, index int, base string, weights model.Weights, m *metrics, o Options) (_ *rank, err error) {
 	r := &rank{
 		index: index, id: fmt.Sprintf("%s_dp%d", base, index), cfg: cfg, log: o.Logger.With("rank", index), trace: o.Trace,
-		metrics: m.rank(index, cfg.KVTransfer.Role), streams: map[scheduler.RequestID]*Stream{}, loads: map[scheduler.RequestID]*load{},
+		metrics: m.rank(index, cfg.KVTransfer.Role), streams: map[scheduler.RequestID]*Stream{}, loads: map[scheduler.RequestID]*load{}, saves: map[scheduler.RequestID]*save{},
 		wake: make(chan struct{}, 1), limit: 2, dirty: true,
 	}
 	defer func() {
@@ -160,8 +157,8 @@ func newRank(ctx context.Context, cfg Config, index int, base string, weights mo
 		return nil, err
 	}
 	opts := []scheduler.Option{scheduler.WithGraphs(r.exec.Dispatcher())}
-	if cfg.KVTransfer.Connector == ConnectorPD {
-		if err := r.connect(); err != nil {
+	if cfg.KVTransfer.Connector != "" {
+		if err := r.connect(dev); err != nil {
 			return nil, err
 		}
 		opts = append(opts, scheduler.WithConnector(r.conn))
@@ -195,68 +192,10 @@ func (r *rank) schedulerConfig() scheduler.Config {
 	if r.cfg.Additional.Scheduler.Recompute && r.cfg.KVTransfer.Role == RoleConsumer {
 		c.Recompute = scheduler.RecomputeAway
 	}
+	if r.cfg.Runner == 2 {
+		c.Executor = scheduler.NewResume
+	}
 	return c
-}
-
-// connect starts the pd connector of the rank.
-func (r *rank) connect() error {
-	role, err := pd.ParseRole(string(r.cfg.KVTransfer.Role))
-	if err != nil {
-		return err
-	}
-	port := 0
-	if r.cfg.KVPort != 0 {
-		port = r.cfg.KVPort + r.index
-	}
-	lease := time.Duration(r.cfg.KVTransfer.Extra.LeaseSeconds * float64(time.Second))
-	w, err := pd.NewWorker(pd.WorkerConfig{
-		EngineID: r.id, Listen: net.JoinHostPort(r.cfg.KVTransfer.IP, strconv.Itoa(port)), Lease: lease, Log: r.log,
-	})
-	if err != nil {
-		return err
-	}
-	r.closers = append(r.closers, func() {
-		if err := w.Close(); err != nil {
-			r.log.Warn("connector did not close", "error", err)
-		}
-	})
-	regions, err := r.exec.Regions()
-	if err != nil {
-		return err
-	}
-	if err := w.Register(r.exec.Layout(fingerprint()), regions); err != nil {
-		return fmt.Errorf("register kv memory: %w", err)
-	}
-	c := pd.SchedulerConfig{Role: role, Self: w.Endpoint(), BlockSize: r.cfg.BlockSize, Lease: lease}
-	rand.Read(c.Key[:]) // never fails
-	s, err := pd.NewScheduler(c)
-	if err != nil {
-		return err
-	}
-	r.conn, r.worker, r.events = s, w, w.Events()
-	r.parse = func(raw []byte) (transferParams, error) {
-		p, err := pd.ParseParams(raw)
-		if p == nil || err != nil {
-			return transferParams{}, err
-		}
-		out := transferParams{value: p, remote: p.DoRemotePrefill, forPeer: p.DoRemoteDecode}
-		if ms := p.ETAMillis; ms != nil && *ms > 0 && *ms < float64(time.Hour/time.Millisecond) {
-			out.eta = time.Duration(*ms * float64(time.Millisecond))
-		}
-		return out, nil
-	}
-	r.discard = func(p any) {
-		if p, ok := p.(*pd.Params); ok {
-			w.Discard(p)
-		}
-	}
-	if t, ok := w.Transport().(interface{ Stats() transport.Stats }); ok {
-		r.transfer = func() (in, out uint64) {
-			s := t.Stats()
-			return s.ReadBytes + s.ServedWrites, s.ServedReads + s.WrittenBytes
-		}
-	}
-	return nil
 }
 
 // closeTimeout bounds how long a device may take to end its work.
@@ -438,7 +377,7 @@ func (e *Engine) Drain(ctx context.Context) error {
 	e.draining = true
 	e.mu.Unlock()
 	for _, r := range e.ranks {
-		r.post(r.sched.Drain)
+		r.post(r.drain)
 	}
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

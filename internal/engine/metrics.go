@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/sluice-serving/sluice/connector/offload"
 	"github.com/sluice-serving/sluice/kvcache"
 	"github.com/sluice-serving/sluice/scheduler"
 )
@@ -25,6 +26,9 @@ type metrics struct {
 	promptLen, outputLen, iteration, maxTokens, ttft, gap, perToken, e2e, queued, inference, prefill, decode *prometheus.HistogramVec
 
 	stepTime *prometheus.HistogramVec // also by graph mode
+
+	leases, offloadBlocks, offloadFiles *prometheus.GaugeVec
+	offload, offloadBytes               *prometheus.CounterVec
 }
 
 var (
@@ -77,6 +81,12 @@ func newMetrics(reg prometheus.Registerer, model string) *metrics {
 		appends:          counter("sluice_append_prefill_total", "Append attempts, by result and reason of refusal.", "result", "reason"),
 		graphSteps:       counter("sluice_graph_steps_total", "Steps by graph mode, and why not FULL.", "mode", "reason"),
 		transferFailures: counter("sluice_kv_transfer_failures_total", "Transfers of KV that failed.", "direction"),
+
+		leases:        gauge("sluice_kv_leases", "Finished prompts whose blocks are kept for a peer."),
+		offload:       counter("sluice_kv_offload_total", "What the host tier did: preempted requests saved, without room, restored; finished turns saved, loads of shared content; saves and loads that failed.", "event"),
+		offloadBytes:  counter("sluice_kv_offload_bytes_total", "Bytes of KV copied to and from the host tier.", "direction"),
+		offloadBlocks: gauge("sluice_kv_offload_blocks", "Host blocks by state: free, cached (shared content without a user), used.", "state"),
+		offloadFiles:  gauge("sluice_kv_offload_file_bytes", "Bytes of the file tier."),
 
 		stepTime: histogram("sluice_step_seconds", "Time of a step, in seconds, by graph mode.", tokenTimeBuckets, "mode"),
 
@@ -147,6 +157,22 @@ func (r *rankMetrics) state(s scheduler.Stats, c kvcache.Stats) {
 	r.gauge(r.m.blocks, "free").Set(float64(c.Free))
 	r.gauge(r.m.blocks, "cached").Set(float64(c.Cached))
 	r.gauge(r.m.blocks, "held").Set(float64(c.Held))
+}
+
+// offloadEvents are the counters of the host tier by the names of their label.
+func offloadEvents(s offload.Stats) map[string]uint64 {
+	return map[string]uint64{"save": s.Saves, "no_room": s.NoRoom, "restore": s.Restores, "turn": s.Turns, "hit": s.Hits, "failed": s.Failed}
+}
+
+// tier counts what the host tier did since the last look.
+func (r *rankMetrics) tier(now, before offload.Stats) {
+	old := offloadEvents(before)
+	for name, n := range offloadEvents(now) {
+		r.counter(r.m.offload, name).Add(float64(n - old[name]))
+	}
+	r.gauge(r.m.offloadBlocks, "free").Set(float64(now.Free))
+	r.gauge(r.m.offloadBlocks, "cached").Set(float64(now.Cached))
+	r.gauge(r.m.offloadBlocks, "used").Set(float64(now.Slots - now.Free - now.Cached))
 }
 
 // step counts an executed step and the time that it took.
@@ -221,10 +247,5 @@ func yesNo(v bool) string {
 func (r *rankMetrics) configured(c Config, blockBytes int, scheduling string) {
 	r.gauge(r.m.blockBytes).Set(float64(blockBytes))
 	r.gauge(r.m.cacheInfo, strconv.Itoa(c.BlockSize), strconv.Itoa(c.KVBlocks), yesNo(!c.NoPrefix)).Set(1)
-	r.gauge(r.m.info, scheduling, runnerGeneration, string(c.KVTransfer.Role), c.Device, c.Model).Set(1)
+	r.gauge(r.m.info, scheduling, strconv.Itoa(c.Runner), string(c.KVTransfer.Role), c.Device, c.Model).Set(1)
 }
-
-// runnerGeneration is the generation of executors that the plans are made for:
-// resumed requests are reported as cached ones, of which the executor still
-// knows the prompt.
-const runnerGeneration = "1"

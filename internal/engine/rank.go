@@ -34,15 +34,12 @@ type rank struct {
 	events  <-chan connector.Event
 	closers []func()
 
-	// Of the connector; nil without one.
-	parse    func(raw []byte) (transferParams, error) // reads kv_transfer_params
-	discard  func(params any)                         // releases the KV that a peer keeps for params
-	transfer func() (received, sent uint64)           // bytes of KV since the start
-	bytesIn  uint64                                   // of them those that the metrics have
-	bytesOut uint64
+	links links
+	parse func(raw []byte) (transferParams, error) // reads kv_transfer_params; nil if they have no meaning
 
 	streams map[scheduler.RequestID]*Stream
 	loads   map[scheduler.RequestID]*load
+	saves   map[scheduler.RequestID]*save
 	flight  []inFlight
 	limit   int  // plans in flight
 	dirty   bool // something has changed since the last plan
@@ -226,6 +223,7 @@ func (r *rank) plan(ctx context.Context) (bool, error) {
 	if err := r.noise(ctx, p); err != nil {
 		return false, err
 	}
+	r.computing(p)
 	step, err := r.exec.Submit(ctx, p)
 	if err != nil {
 		return false, fmt.Errorf("rank %d: submit step %d: %w", r.index, p.Seq, err)
@@ -247,7 +245,15 @@ func (r *rank) transferOps(step uint64) error {
 	if err := r.worker.Submit(r.ops...); err != nil {
 		return fmt.Errorf("rank %d: connector: %w", r.index, err)
 	}
+	r.noteSaved(r.ops)
 	return nil
+}
+
+// flushOps hands over what was staged outside of a step.
+func (r *rank) flushOps() {
+	if err := r.transferOps(r.seq); err != nil {
+		r.log.Error("connector", "error", err)
+	}
 }
 
 // settle waits for the oldest step, applies it and passes on its outputs.
@@ -270,6 +276,7 @@ func (r *rank) settle(ctx context.Context) error {
 	r.over = now
 	if f.plan.Rows() > 0 {
 		r.dirty = true
+		r.computed(f.plan, now.Sub(begun))
 		r.metrics.step(f.plan, now.Sub(begun))
 		r.countGraph(f.plan.Graph, now)
 	}
@@ -339,9 +346,7 @@ func (r *rank) stop(s *Stream) {
 	if err != nil {
 		return // it has ended by itself, and its last output is on the way
 	}
-	if err := r.transferOps(r.seq); err != nil {
-		r.log.Error("stop", "request", s.req.TraceID, "error", err)
-	}
+	r.flushOps()
 	r.output(&scheduler.Output{Request: s.id, Finish: scheduler.FinishStop, Stop: scheduler.StopCaller, Params: params}, time.Now())
 }
 
@@ -362,34 +367,14 @@ func (r *rank) ended() bool {
 	return r.closed
 }
 
-// transferParams are kv_transfer_params as a connector reads them.
-type transferParams struct {
-	value   any           // for the connector
-	remote  bool          // a peer has computed the prompt
-	forPeer bool          // a peer will take what is computed here
-	eta     time.Duration // what the other route would take; 0: not told
-}
-
-// params reads kv_transfer_params with the rank's connector; without one they
-// have no meaning.
-func (r *rank) params(raw []byte) (transferParams, error) {
-	if r.parse == nil || len(raw) == 0 {
-		return transferParams{}, nil
-	}
-	return r.parse(raw)
-}
-
-// drop releases the KV that a peer keeps for a request that does not run.
-func (r *rank) drop(p transferParams) {
-	if r.discard != nil && p.value != nil {
-		r.discard(p.value)
-	}
-}
-
 // endSession gives up what is kept for a session.
 func (r *rank) endSession(session string) {
 	if err := r.sched.EndTurn(session, scheduler.EndOfSession); err != nil && !errors.Is(err, scheduler.ErrUnknown) {
 		r.log.Error("end of session", "error", err)
+	}
+	if r.links.pd != nil {
+		r.links.pd.EndSession(session)
+		r.flushOps()
 	}
 }
 

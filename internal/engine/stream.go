@@ -40,6 +40,8 @@ type Stream struct {
 	noisy    bool // its KV was overwritten since its last admission
 	times    times
 
+	preempted bool // and has not run since
+
 	mu    sync.Mutex
 	delta Delta // gathered and not yet read
 	fresh bool

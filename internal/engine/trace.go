@@ -116,6 +116,42 @@ type preemptLine struct {
 	Saved   bool   `json:"saved"`
 }
 
+// saveLine: the KV of a preempted request is on the host.
+type saveLine struct {
+	Event   string `json:"event"` // kv_save
+	Request string `json:"request_id"`
+	Rank    int    `json:"rank"`
+	Blocks  int    `json:"blocks"`
+	Tokens  int    `json:"tokens"`
+}
+
+// readyLine: every worker has reported the save; the request can be restored.
+type readyLine struct {
+	Event   string `json:"event"` // kv_ready
+	Request string `json:"request_id"`
+	Rank    int    `json:"rank"`
+	Failed  string `json:"error,omitempty"`
+}
+
+// restoreLine: a load from the host tier or from files has ended.
+type restoreLine struct {
+	Event   string `json:"event"` // kv_restore
+	Request string `json:"request_id"`
+	Rank    int    `json:"rank"`
+	Blocks  int    `json:"blocks"`
+	Bytes   int    `json:"bytes"`
+	Tokens  int    `json:"tokens"`
+	Failed  string `json:"error,omitempty"`
+}
+
+// resumeLine: a preempted request runs again over so many computed tokens.
+type resumeLine struct {
+	Event    string `json:"event"` // resume
+	Request  string `json:"request_id"`
+	Rank     int    `json:"rank"`
+	Computed int    `json:"computed_tokens"`
+}
+
 type finishLine struct {
 	Event   string `json:"event"` // finish
 	Request string `json:"request_id"`
