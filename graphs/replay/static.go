@@ -63,6 +63,9 @@ type Static struct {
 	host   []int64 // lengths and starts of the staged step
 }
 
+// aligned rounds words up to 64 bytes: some runtimes take no tensor elsewhere.
+func aligned(words int) int { return (words + 15) / 16 * 16 }
+
 type image struct {
 	buf   ascendrt.HostBuffer
 	words []int32
@@ -90,7 +93,8 @@ func NewStatic(dev ascendrt.Device, c StaticConfig) (*Static, error) {
 	if c.MaxTokens < 1 || c.MaxReqs < 1 || c.TableWidth < 1 || c.InFlight < 1 {
 		return nil, fmt.Errorf("%w: static inputs of %d tokens, %d rows, %d blocks, %d images", ErrShape, c.MaxTokens, c.MaxReqs, c.TableWidth, c.InFlight)
 	}
-	s := &Static{c: c, words: 4*c.MaxTokens + 4*c.MaxReqs + 1 + c.MaxReqs*c.TableWidth, host: make([]int64, 2*c.MaxReqs+1)}
+	t, r, w := c.MaxTokens, c.MaxReqs, c.TableWidth
+	s := &Static{c: c, words: 4*aligned(t) + 3*aligned(r) + aligned(r+1) + r*w, host: make([]int64, 2*r+1)}
 	var err error
 	if s.buf, err = dev.Alloc(4*s.words, ascendrt.PlaceDefault); err != nil {
 		return nil, fmt.Errorf("static inputs: %w", err)
@@ -98,10 +102,9 @@ func NewStatic(dev ascendrt.Device, c StaticConfig) (*Static, error) {
 	off := 0
 	vec := func(n int) ascendrt.Tensor {
 		t := ascendrt.NewTensor(s.buf.Slice(4*off, 4*n), ascendrt.Int32, n)
-		off += n
+		off += aligned(n)
 		return t
 	}
-	t, r, w := c.MaxTokens, c.MaxReqs, c.TableWidth
 	s.IDs, s.Positions, s.Slots, s.StateOut = vec(t), vec(t), vec(t), vec(t)
 	s.Rows, s.StateIn, s.Lens, s.Starts = vec(r), vec(r), vec(r), vec(r+1)
 	s.Table = ascendrt.NewTensor(s.buf.Slice(4*off, 4*r*w), ascendrt.Int32, r, w)
