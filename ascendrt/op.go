@@ -135,6 +135,8 @@ type AttentionAttr struct {
 	BlockSize               int
 	Scale                   float32 // 0: 1/sqrt(HeadDim)
 	Window                  int     // tokens that a row sees, itself included; 0: all before it
+	Order                   SumOrder
+	MaxQuery                int // most query rows of a request, where it is known ahead; 0: any number
 }
 
 // SwiGLUAttr is the attribute of OpSwiGLU.

@@ -37,6 +37,13 @@ struct CUDA_KERNEL_NODE_PARAMS_v2_st {
 	struct CUkern_st *kern;
 	sl_ctx ctx;
 };
+struct CUlaunchAttribute_st { unsigned id; char pad[4]; union { char bytes[64]; int programmatic; } value; };
+struct CUlaunchConfig_st {
+	unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+	sl_stream hStream;
+	struct CUlaunchAttribute_st *attrs;
+	unsigned numAttrs;
+};
 #ifdef __cplusplus
 #define SL_ASSERT(c) static_assert(c, #c)
 #else
@@ -48,6 +55,8 @@ SL_ASSERT(sizeof(struct CUDA_KERNEL_NODE_PARAMS_v2_st) == 72);
 SL_ASSERT(offsetof(struct CUDA_KERNEL_NODE_PARAMS_v2_st, kernelParams) == 40);
 SL_ASSERT(offsetof(struct CUDA_KERNEL_NODE_PARAMS_v2_st, extra) == 48);
 SL_ASSERT(offsetof(struct CUDA_KERNEL_NODE_PARAMS_v2_st, ctx) == 64);
+SL_ASSERT(sizeof(struct CUlaunchAttribute_st) == 72 && offsetof(struct CUlaunchAttribute_st, value) == 8);
+SL_ASSERT(sizeof(struct CUlaunchConfig_st) == 56 && offsetof(struct CUlaunchConfig_st, attrs) == 40);
 SL_ASSERT(sizeof(sl_ptr) == 8 && sizeof(void *) == 8);
 #endif
 
@@ -106,6 +115,7 @@ SL_ASSERT(sizeof(sl_ptr) == 8 && sizeof(void *) == 8);
 	X(0, cuFuncLoad, 12040, (sl_func)) \
 	X(0, cuFuncGetParamInfo, 12040, (sl_func, size_t, size_t *, size_t *)) \
 	X(1, cuLaunchKernel, 4000, (sl_func, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, sl_stream, void **, void **)) \
+	X(0, cuLaunchKernelEx, 11060, (const struct CUlaunchConfig_st *, sl_func, void **, void **)) \
 	X(1, cuStreamBeginCapture, 10010, (sl_stream, unsigned)) \
 	X(1, cuStreamEndCapture, 10000, (sl_stream, sl_graph *)) \
 	X(1, cuStreamGetCaptureInfo, 11030, (sl_stream, unsigned *, uint64_t *, sl_graph *, const sl_node **, size_t *)) \
@@ -188,6 +198,7 @@ enum { // numbers of the driver API that we use
 	SL_POOL_RELEASE_THRESHOLD = 4,
 	SL_FUNC_MAX_DYNAMIC_SHARED = 8,
 	SL_ATTR_SM_COUNT = 16, SL_ATTR_CC_MAJOR = 75, SL_ATTR_CC_MINOR = 76, SL_ATTR_SHARED_OPTIN = 97, SL_ATTR_POOLS = 115,
+	SL_LAUNCH_PROGRAMMATIC = 6, // attribute: the launch may start before the one ahead of it has ended
 	SL_LAUNCH_BUFFER_POINTER = 1, SL_LAUNCH_BUFFER_SIZE = 2,
 };
 

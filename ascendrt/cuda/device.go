@@ -70,6 +70,7 @@ type device struct {
 	leaks    atomic.Int64
 
 	kernels kernels
+	fused   fused
 	blas    blas
 
 	closed    atomic.Bool
@@ -390,6 +391,7 @@ func (d *device) giveBack(streams []*stream) {
 	})
 	d.blas.close(d)
 	d.kernels.close(d)
+	d.fused.close(d)
 	for _, s := range streams {
 		s.freed = true
 		d.streamFree(s.raw)

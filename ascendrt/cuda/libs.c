@@ -53,6 +53,7 @@ struct sl_lt_plan {
 	sl_lt_desc desc;
 	sl_lt_layout w, x, y;
 	sl_lt_algo algo;
+	float beta;
 };
 
 void sl_lt_plan_free(sl_lt_plan *p) {
@@ -65,7 +66,7 @@ void sl_lt_plan_free(sl_lt_plan *p) {
 }
 
 // The library is column-major: y as it lies is Y'[m,rows] = op(W)·X'[k,rows].
-int sl_lt_plan_new(sl_ctx c, sl_lt h, int type, int out, int64_t rows, int64_t k, int64_t m, int km, int64_t xs, int64_t ws, int64_t ys, size_t workspace, sl_lt_plan **plan, sl_err *e) {
+int sl_lt_plan_new(sl_ctx c, sl_lt h, int type, int out, int64_t rows, int64_t k, int64_t m, int km, int64_t xs, int64_t ws, int64_t ys, int add, size_t workspace, sl_lt_plan **plan, sl_err *e) {
 	enum { R_32F = 0, COMPUTE_32F = 68, TRANSA = 3, MAX_WORKSPACE = 1 };
 	int fail = 0, got = 0, trans = !km;
 	sl_lt_pref pref = NULL;
@@ -74,6 +75,7 @@ int sl_lt_plan_new(sl_ctx c, sl_lt h, int type, int out, int64_t rows, int64_t k
 	sl_lt_plan *p = calloc(1, sizeof *p);
 	if (!p) return sl_fail_text(SL_LIB_CUBLASLT, 3, "calloc", "out of host memory", e);
 	p->handle = h;
+	p->beta = add ? 1 : 0;
 	LT_TRY(cublasLtMatmulDescCreate, &p->desc, COMPUTE_32F, R_32F);
 	LT_TRY(cublasLtMatmulDescSetAttribute, p->desc, TRANSA, &trans, sizeof trans);
 	LT_TRY(cublasLtMatrixLayoutCreate, &p->w, (unsigned)type, (uint64_t)(km ? m : k), (uint64_t)(km ? k : m), ws);
@@ -92,8 +94,8 @@ out:
 }
 
 int sl_lt_run(sl_lt_plan *p, void *const *xwy, void *ws, size_t wsn, sl_stream s, sl_err *e) {
-	const float one = 1, zero = 0;
-	unsigned rc = LT.cublasLtMatmul(p->handle, p->desc, &one, xwy[1], p->w, xwy[0], p->x, &zero, xwy[2], p->y, xwy[2], p->y, &p->algo, ws, wsn, s);
+	const float one = 1;
+	unsigned rc = LT.cublasLtMatmul(p->handle, p->desc, &one, xwy[1], p->w, xwy[0], p->x, &p->beta, xwy[2], p->y, xwy[2], p->y, &p->algo, ws, wsn, s);
 	return rc ? lt_fail(rc, "cublasLtMatmul", e) : 0;
 }
 

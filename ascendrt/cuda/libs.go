@@ -65,7 +65,7 @@ func nvrtc(p ascendrt.Program, opts []string) ([]byte, error) {
 type blas struct {
 	mu     sync.Mutex
 	handle C.sl_lt
-	plans  []*C.sl_lt_plan
+	plans  map[blasShape]*C.sl_lt_plan
 }
 
 const blasWorkspace = 32 << 20
@@ -99,49 +99,73 @@ func (b *blas) close(d *device) {
 	b.handle, b.plans = nil, nil
 }
 
-type blasShape struct{ rows, xs, ws, ys int }
+// blasShape is a product x[rows,in]·Wᵀ for which the library has a plan.
+type blasShape struct {
+	typ, out    ascendrt.DType
+	rows, in, m int
+	km, add     bool
+	xs, ws, ys  int
+}
 
-// planFreeMatmul sends a matmul to cuBLASLt, with one plan per shape, kept for
-// the device's life: graphs may hold them.
-func (d *device) planFreeMatmul(s *opState, m ascendrt.MatmulAttr) error {
-	h, err := d.blas.get(d)
+// plan gives the library's plan of a shape, made once and kept for the device's
+// life: graphs may hold it.
+func (b *blas) plan(d *device, k blasShape) (*C.sl_lt_plan, error) {
+	h, err := b.get(d)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	s.ws = blasWorkspace
-	var mu sync.Mutex
-	plans := map[blasShape]*C.sl_lt_plan{}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if p := b.plans[k]; p != nil {
+		return p, nil
+	}
 	number := func(t ascendrt.DType) C.int {
 		if t == ascendrt.BFloat16 {
 			return 14
 		}
 		return 0
 	}
-	var km C.int
-	if m.Weights == ascendrt.WeightsKM {
-		km = 1
+	flag := func(v bool) C.int {
+		if v {
+			return 1
+		}
+		return 0
 	}
-	s.emit = func(t *translator, ws ascendrt.View, a []ascendrt.Tensor) error {
-		if a[0].Rows() == 0 {
-			return nil
-		}
-		k := blasShape{a[0].Rows(), a[0].Stride(), a[1].Stride(), a[2].Stride()}
-		mu.Lock()
-		defer mu.Unlock()
-		p := plans[k]
-		if p == nil {
-			e := newErr()
-			if C.sl_lt_plan_new(d.ctx, h, number(s.Spec.Type), number(m.OutType), C.int64_t(k.rows), C.int64_t(m.In), C.int64_t(m.Out), km,
-				C.int64_t(k.xs), C.int64_t(k.ws), C.int64_t(k.ys), blasWorkspace, &p, &e) != 0 {
-				return d.failed(fmt.Sprintf("%d rows, %d to %d", k.rows, m.In, m.Out), &e)
-			}
-			plans[k] = p
-			d.blas.mu.Lock()
-			d.blas.plans = append(d.blas.plans, p)
-			d.blas.mu.Unlock()
-		}
-		t.record(recLt, 0, word(unsafe.Pointer(p)), at(&a[0]), at(&a[1]), at(&a[2]), uint64(ws.Addr), blasWorkspace)
+	var p *C.sl_lt_plan
+	e := newErr()
+	if C.sl_lt_plan_new(d.ctx, h, number(k.typ), number(k.out), C.int64_t(k.rows), C.int64_t(k.in), C.int64_t(k.m), flag(k.km),
+		C.int64_t(k.xs), C.int64_t(k.ws), C.int64_t(k.ys), flag(k.add), blasWorkspace, &p, &e) != 0 {
+		return nil, d.failed(fmt.Sprintf("%d rows, %d to %d", k.rows, k.in, k.m), &e)
+	}
+	if b.plans == nil {
+		b.plans = map[blasShape]*C.sl_lt_plan{}
+	}
+	b.plans[k] = p
+	return p, nil
+}
+
+// multiply appends a product by the library; work has blasWorkspace bytes.
+func (t *translator) multiply(k blasShape, x, w, y, work uint64) error {
+	if k.rows == 0 {
 		return nil
+	}
+	p, err := t.d.blas.plan(t.d, k)
+	if err != nil {
+		return err
+	}
+	t.record(recLt, 0, word(unsafe.Pointer(p)), x, w, y, work, blasWorkspace)
+	return nil
+}
+
+// planFreeMatmul sends a matmul to cuBLASLt.
+func (d *device) planFreeMatmul(s *opState, m ascendrt.MatmulAttr) error {
+	if _, err := d.blas.get(d); err != nil {
+		return err
+	}
+	s.ws = blasWorkspace
+	s.emit = func(t *translator, ws ascendrt.View, a []ascendrt.Tensor) error {
+		return t.multiply(blasShape{typ: s.Spec.Type, out: m.OutType, rows: a[0].Rows(), in: m.In, m: m.Out, km: m.Weights == ascendrt.WeightsKM,
+			xs: a[0].Stride(), ws: a[1].Stride(), ys: a[2].Stride()}, at(&a[0]), at(&a[1]), at(&a[2]), uint64(ws.Addr))
 	}
 	return nil
 }

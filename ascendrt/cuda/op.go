@@ -131,6 +131,9 @@ func (d *device) plan(s *opState) error {
 	case ascendrt.ScatterAttr:
 		return d.planScatter(s, at, ty)
 	case ascendrt.AttentionAttr:
+		if at.Order == ascendrt.SumFree && d.attends(s.Spec.Type, at) {
+			return d.planFastAttention(s, at)
+		}
 		return d.planAttention(s, at, ty)
 	case ascendrt.SwiGLUAttr:
 		return d.planRow(s, "swiglu_"+ty, at.Dim)
@@ -138,6 +141,16 @@ func (d *device) plan(s *opState) error {
 		return d.planArgmax(s, at, ty)
 	case ascendrt.CastAttr:
 		return d.planRow(s, "cast_"+suffix(at.From)+"_"+suffix(at.To), at.Dim)
+	case ascendrt.LinearAttr:
+		return d.planLinear(s, at)
+	case ascendrt.RotateAttr:
+		return d.planRotate(s, at)
+	case ascendrt.FeedAttr:
+		return d.planFeed(s, at)
+	case ascendrt.PickAttr:
+		return d.planPick(s, at)
+	case ascendrt.NoiseAttr:
+		return d.planNoise(s, at)
 	}
 	return invalid("plan "+string(s.Spec.Kind), "no kernel", ascendrt.ErrUnsupported)
 }

@@ -73,13 +73,18 @@ type kernels struct {
 }
 
 func (s *kernels) get(d *device, fn string) (*kernel, error) {
+	return s.load(d, ascendrt.Program{Kind: "cuda-c", Name: "kernels.cu", Data: []byte(kernelSource), Options: []string{"--fmad=false", "--std=c++17"}}, fn)
+}
+
+// load gives a kernel of the module, which it compiles at the first call.
+func (s *kernels) load(d *device, p ascendrt.Program, fn string) (*kernel, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if k := s.byName[fn]; k != nil {
 		return k, nil
 	}
 	if s.module == nil {
-		cubin, err := d.compile(ascendrt.Program{Kind: "cuda-c", Name: "kernels.cu", Data: []byte(kernelSource), Options: []string{"--fmad=false", "--std=c++17"}})
+		cubin, err := d.compile(p)
 		if err != nil {
 			return nil, err
 		}

@@ -8,6 +8,13 @@
 static sl_result launch(const uint64_t *r, sl_stream s) {
 	size_t n = A(5);
 	void *extra[] = { (void *)SL_LAUNCH_BUFFER_POINTER, (void *)PAYLOAD, (void *)SL_LAUNCH_BUFFER_SIZE, &n, NULL };
+	if (A(4) >> 32) {
+		struct CUlaunchAttribute_st overlap = { SL_LAUNCH_PROGRAMMATIC, { 0 }, { { 0 } } };
+		overlap.value.programmatic = 1;
+		struct CUlaunchConfig_st c = { (unsigned)A(1), (unsigned)(A(1) >> 32), (unsigned)A(2), (unsigned)(A(2) >> 32),
+			(unsigned)A(3), (unsigned)(A(3) >> 32), (unsigned)A(4), s, &overlap, 1 };
+		return CU.cuLaunchKernelEx(&c, (sl_func)A(0), NULL, n ? extra : NULL);
+	}
 	return CU.cuLaunchKernel((sl_func)A(0), (unsigned)A(1), (unsigned)(A(1) >> 32), (unsigned)A(2), (unsigned)(A(2) >> 32),
 		(unsigned)A(3), (unsigned)(A(3) >> 32), (unsigned)A(4), s, NULL, n ? extra : NULL);
 }

@@ -90,7 +90,7 @@ enum {
 	SL_COPY_HTOD = 1, SL_COPY_DTOH, SL_COPY_DTOD, SL_COPY_ANY, // a: dst, src, bytes
 	SL_COPY_BATCH,  // a: count; payload: dsts, srcs, sizes
 	SL_FILL,        // a: dst, bytes, value
-	SL_LAUNCH,      // a: func, gx|gy<<32, gz|bx<<32, by|bz<<32, shared, argument bytes; payload: arguments
+	SL_LAUNCH,      // a: func, gx|gy<<32, gz|bx<<32, by|bz<<32, shared | overlap<<32, argument bytes; payload: arguments
 	SL_RECORD,      // a: event, flags
 	SL_WAIT_EVENT,  // a: event, flags
 	SL_WAIT_WORD,   // a: word address, value
@@ -118,8 +118,8 @@ typedef struct sl_lt_plan sl_lt_plan;
 int sl_lt_new(sl_ctx c, sl_lt *h, sl_err *e);
 int sl_lt_free(sl_ctx c, sl_lt h, sl_err *e);
 // sl_lt_plan_new plans y[rows,m] = x[rows,k]·Wᵀ: row-major, strides in elements,
-// types in the library's numbers; km: W is stored [k,m].
-int sl_lt_plan_new(sl_ctx c, sl_lt h, int type, int out, int64_t rows, int64_t k, int64_t m, int km, int64_t xs, int64_t ws, int64_t ys, size_t workspace, sl_lt_plan **p, sl_err *e);
+// types in the library's numbers; km: W is stored [k,m]; add: y is added to.
+int sl_lt_plan_new(sl_ctx c, sl_lt h, int type, int out, int64_t rows, int64_t k, int64_t m, int km, int64_t xs, int64_t ws, int64_t ys, int add, size_t workspace, sl_lt_plan **p, sl_err *e);
 void sl_lt_plan_free(sl_lt_plan *p);
 int sl_lt_run(sl_lt_plan *p, void *const *xwy, void *ws, size_t wsn, sl_stream s, sl_err *e);
 

@@ -58,6 +58,16 @@ func (t *translator) record(kind uint32, payload int, a ...uint64) {
 
 // launch appends a kernel launch with 8-byte parameters.
 func (t *translator) launch(k *kernel, grid [3]int, block, shared int, params ...uint64) error {
+	return t.start(k, grid, block, uint64(shared), params)
+}
+
+// overlap is launch for a kernel that may start before the one ahead of it has
+// ended, since it waits for that by itself.
+func (t *translator) overlap(k *kernel, grid [3]int, block, shared int, params ...uint64) error {
+	return t.start(k, grid, block, uint64(shared)|1<<32, params)
+}
+
+func (t *translator) start(k *kernel, grid [3]int, block int, shared uint64, params []uint64) error {
 	if grid[0] <= 0 || grid[1] <= 0 || grid[2] <= 0 {
 		return nil // nothing to do
 	}
@@ -65,7 +75,7 @@ func (t *translator) launch(k *kernel, grid [3]int, block, shared int, params ..
 		return fmt.Errorf("a grid of %v blocks is larger than the device takes: %w", grid, ascendrt.ErrInvalid)
 	}
 	t.record(recLaunch, len(params), word(unsafe.Pointer(k.fn)), uint64(grid[0])|uint64(grid[1])<<32,
-		uint64(grid[2])|uint64(block)<<32, 1|1<<32, uint64(shared), uint64(8*len(params)))
+		uint64(grid[2])|uint64(block)<<32, 1|1<<32, shared, uint64(8*len(params)))
 	t.words = append(t.words, params...)
 	return nil
 }

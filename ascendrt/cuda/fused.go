@@ -1,0 +1,316 @@
+//go:build cgo && linux
+
+package cuda
+
+import (
+	_ "embed"
+	"fmt"
+	wordbits "math/bits"
+	"slices"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+)
+
+//go:embed fused.cu
+var fusedSource string
+
+// fused are the modules of fused.cu: one per group of kernels, compiled when an
+// operation needs it.
+type fused struct{ linear, heads64, heads128 kernels }
+
+func (f *fused) close(d *device) {
+	for _, k := range []*kernels{&f.linear, &f.heads64, &f.heads128} {
+		k.close(d)
+	}
+}
+
+// fast gives a kernel of a group: "LINEAR", or "HEAD=" and a head width.
+func (d *device) fast(group, fn string) (*kernel, error) {
+	if d.desc.cc < 90 || slices.Contains(use(libCUDA).absent, "cuLaunchKernelEx") {
+		return nil, invalid("plan "+fn, "fused operations need compute capability 9.0 and cuLaunchKernelEx", ascendrt.ErrUnsupported)
+	}
+	m := &d.fused.linear
+	switch group {
+	case "HEAD=64":
+		m = &d.fused.heads64
+	case "HEAD=128":
+		m = &d.fused.heads128
+	}
+	return m.load(d, ascendrt.Program{Kind: "cuda-c", Name: "fused.cu", Data: []byte(fusedSource), Options: []string{"--std=c++17", "-D" + group}}, fn)
+}
+
+// fewTokens is up to how many tokens OpLinear uses the kernels that read each
+// weight once for all of them; above, cuBLASLt.
+const fewTokens = 32
+
+// linearKernel is the kernel of a number of tokens and how many blocks it takes.
+type linearKernel struct {
+	k      *kernel
+	tokens int // of a block
+	blocks int // over the outputs
+}
+
+// planLinear picks the width of a block so that the outputs spread over the
+// multiprocessors.
+func (d *device) planLinear(s *opState, l ascendrt.LinearAttr) error {
+	tiles, suffix := 1, "store"
+	switch {
+	case l.Epilogue == ascendrt.EpilogueSwiGLU:
+		suffix, tiles = "swiglu", 2
+		if l.Out/8 > 8*d.info.ComputeUnits {
+			tiles = 4
+		}
+	case l.Epilogue == ascendrt.EpilogueFloat:
+		suffix, tiles = "float", 4
+	case l.Epilogue == ascendrt.EpilogueAdd:
+		suffix = "add"
+	}
+	if tiles == 1 && l.Out/8 > 3*d.info.ComputeUnits {
+		tiles = 2
+	}
+	if l.Norm {
+		suffix = "norm_" + suffix
+	}
+	per := 8 * tiles
+	if l.Epilogue == ascendrt.EpilogueSwiGLU {
+		per /= 2
+	}
+	var few []linearKernel
+	variant := l.Norm || l.Epilogue == ascendrt.EpilogueStore || l.Epilogue == ascendrt.EpilogueAdd
+	if variant && !(l.Norm && l.Epilogue == ascendrt.EpilogueAdd) && l.In%256 == 0 && l.Out%8 == 0 {
+		for _, tokens := range []int{8, 16, 32} {
+			k, err := d.fast("LINEAR", fmt.Sprintf("linear_%d_%s%d", tokens, suffix, tiles))
+			if err != nil {
+				return err
+			}
+			few = append(few, linearKernel{k, tokens, (l.Out + per - 1) / per})
+		}
+	}
+	norm, err := d.fast("LINEAR", "norm_rows_fast")
+	if err != nil {
+		return err
+	}
+	gate, err := d.fast("LINEAR", "gate_rows_fast")
+	if err != nil {
+		return err
+	}
+	rows, err := d.fast("LINEAR", "take_rows_fast")
+	if err != nil {
+		return err
+	}
+	if _, err := d.blas.get(d); err != nil {
+		return err
+	}
+	if l.In%8 != 0 || l.Out%8 != 0 {
+		return invalid("plan linear", fmt.Sprintf("%d inputs, %d outputs: multiples of 8 are computed", l.In, l.Out), ascendrt.ErrUnsupported)
+	}
+	n := max(s.Spec.MaxRows, 1)
+	normed, gated := upTo256(2*n*l.In), 0
+	if l.Epilogue == ascendrt.EpilogueSwiGLU {
+		gated = upTo256(4 * n * l.Out)
+	}
+	s.ws = blasWorkspace + normed + gated
+	s.emit = func(t *translator, ws ascendrt.View, a []ascendrt.Tensor) error {
+		x, y := &a[0], &a[len(a)-1]
+		i, eps := 1, bits(l.Eps)
+		var gain, pick uint64
+		if l.Norm {
+			gain, i = at(&a[1]), 2
+		}
+		w := &a[i]
+		if l.Rows {
+			pick = at(&a[i+1])
+		}
+		n := y.Rows()
+		if n == 0 {
+			return nil
+		}
+		if n <= fewTokens && w.Stride() == l.In && aligned(x, w, y) {
+			for _, f := range few {
+				if n <= f.tokens {
+					return t.overlap(f.k, [3]int{f.blocks, 1, 1}, 256, 0, at(x), stride(x), gain, at(w), pick, at(y), stride(y),
+						uint64(n), uint64(l.In), uint64(l.Out), eps)
+				}
+			}
+		}
+		if s.Spec.MaxRows == 0 && n > 1 {
+			return fmt.Errorf("%d rows, planned without MaxRows: %w", n, ascendrt.ErrInvalid)
+		}
+		from, xs := at(x), x.Stride()
+		space := uint64(ws.Addr) + blasWorkspace
+		switch {
+		case l.Norm:
+			if err := t.overlap(norm, [3]int{n, 1, 1}, min(256, (l.In/8+31)/32*32), 0, from, uint64(xs), gain, pick, space, uint64(l.In), uint64(l.In), eps); err != nil {
+				return err
+			}
+			from, xs = space, l.In
+		case l.Rows:
+			if err := t.overlap(rows, [3]int{n, 1, 1}, min(256, (l.In/8+31)/32*32), 0, from, uint64(xs), pick, space, uint64(l.In), uint64(l.In)); err != nil {
+				return err
+			}
+			from, xs = space, l.In
+		}
+		k := blasShape{typ: ascendrt.BFloat16, out: y.Type, rows: n, in: l.In, m: l.Out, add: l.Epilogue == ascendrt.EpilogueAdd, xs: xs, ws: w.Stride(), ys: y.Stride()}
+		if l.Epilogue != ascendrt.EpilogueSwiGLU {
+			return t.multiply(k, from, at(w), at(y), uint64(ws.Addr))
+		}
+		both := space + uint64(normed)
+		k.m, k.ys = 2*l.Out, 2*l.Out
+		if err := t.multiply(k, from, at(w), both, uint64(ws.Addr)); err != nil {
+			return err
+		}
+		return t.overlap(gate, [3]int{(l.Out/8 + 255) / 256, n, 1}, 256, 0, both, uint64(2*l.Out), at(y), stride(y), uint64(l.Out))
+	}
+	return nil
+}
+
+// aligned reports whether rows start at multiples of 16 bytes.
+func aligned(x ...*ascendrt.Tensor) bool {
+	for _, t := range x {
+		if uint64(t.Addr)%16 != 0 || t.Stride()*t.Type.Size()%16 != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+func needAligned(x ...*ascendrt.Tensor) error {
+	if !aligned(x...) {
+		return fmt.Errorf("rows do not start at multiples of 16 bytes: %w", ascendrt.ErrInvalid)
+	}
+	return nil
+}
+
+func upTo256(n int) int { return (n + 255) &^ 255 }
+
+func (d *device) planRotate(s *opState, r ascendrt.RotateAttr) error {
+	k, err := d.fast("LINEAR", "rotate_write_fast")
+	if err != nil {
+		return err
+	}
+	if r.HeadDim%4 != 0 || r.HeadDim > 512 {
+		return invalid("plan rotate_write", fmt.Sprintf("a head of %d elements: multiples of 4 up to 512 are computed", r.HeadDim), ascendrt.ErrUnsupported)
+	}
+	const warps = 8
+	heads := r.Heads + 2*r.KVHeads
+	s.emit = func(t *translator, _ ascendrt.View, a []ascendrt.Tensor) error {
+		i := 1
+		var qg, kg uint64
+		if r.Norm {
+			qg, kg, i = at(&a[1]), at(&a[2]), 3
+		}
+		qkv, pos, tab, slots, kc, vc := &a[0], &a[i], &a[i+1], &a[i+2], &a[i+3], &a[i+4]
+		if tab.Stride() != r.HeadDim {
+			return fmt.Errorf("the table is not contiguous: %w", ascendrt.ErrInvalid)
+		}
+		if err := needAligned(qkv, kc, vc); err != nil {
+			return err
+		}
+		return t.overlap(k, [3]int{qkv.Rows(), (heads + warps - 1) / warps, 1}, 32*warps, 0, at(qkv), stride(qkv), qg, kg, at(pos), at(tab), uint64(tab.Rows()),
+			at(slots), at(kc), stride(kc), at(vc), stride(vc), uint64(kc.Rows()), uint64(r.Heads), uint64(r.KVHeads), uint64(r.HeadDim), uint64(r.BlockSize), bits(r.Eps))
+	}
+	return nil
+}
+
+func (d *device) planFeed(s *opState, f ascendrt.FeedAttr) error {
+	k, err := d.fast("LINEAR", "embed_fast")
+	if err == nil && f.Hidden%8 != 0 {
+		err = invalid("plan feed_embedding", fmt.Sprintf("%d elements: multiples of 8 are computed", f.Hidden), ascendrt.ErrUnsupported)
+	}
+	s.emit = func(t *translator, _ ascendrt.View, a []ascendrt.Tensor) error {
+		table, y := &a[3], &a[4]
+		if table.Stride() != f.Hidden {
+			return fmt.Errorf("the table is not contiguous: %w", ascendrt.ErrInvalid)
+		}
+		if err := needAligned(table, y); err != nil {
+			return err
+		}
+		return t.overlap(k, [3]int{y.Rows(), 1, 1}, min(256, (f.Hidden/8+31)/32*32), 0, at(&a[0]), at(&a[1]), at(&a[2]), at(table), uint64(f.Vocab), at(y), stride(y), uint64(f.Hidden))
+	}
+	return err
+}
+
+func (d *device) planPick(s *opState, p ascendrt.PickAttr) error {
+	k, err := d.fast("LINEAR", "pick_fast")
+	s.emit = func(t *translator, _ ascendrt.View, a []ascendrt.Tensor) error {
+		return t.overlap(k, [3]int{8, a[0].Rows(), 1}, 1024, 0, at(&a[0]), stride(&a[0]), uint64(p.Dim), at(&a[3]), at(&a[1]), at(&a[2]))
+	}
+	return err
+}
+
+func (d *device) planNoise(s *opState, n ascendrt.NoiseAttr) error {
+	k, err := d.fast("LINEAR", "noise_fast")
+	s.emit = func(t *translator, _ ascendrt.View, a []ascendrt.Tensor) error {
+		if a[0].Stride() != n.Dim {
+			return fmt.Errorf("y is not contiguous: %w", ascendrt.ErrInvalid)
+		}
+		return t.launch(k, [3]int{8 * d.info.ComputeUnits, 1, 1}, 256, 0, at(&a[0]), uint64(a[0].Rows()*n.Dim), n.Seed, bits(n.Factor))
+	}
+	return err
+}
+
+// attends tells whether the tensor-core kernels compute an attention.
+func (d *device) attends(typ ascendrt.DType, n ascendrt.AttentionAttr) bool {
+	group := n.Heads / n.KVHeads
+	return typ == ascendrt.BFloat16 && (n.HeadDim == 64 || n.HeadDim == 128) && n.Window == 0 &&
+		n.BlockSize&(n.BlockSize-1) == 0 && group <= 32 && 128%group == 0 && d.desc.cc >= 90
+}
+
+// planFastAttention uses one kernel for short rows, as decodes are, and another
+// for long ones; both where the step may hold both.
+func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
+	group, head := n.Heads/n.KVHeads, fmt.Sprintf("HEAD=%d", n.HeadDim)
+	queries := 1 // of 8 pairs of a token and a head each
+	long := n.MaxQuery == 0 || n.MaxQuery*group > 32
+	for pairs := max(group, n.MaxQuery*group); queries < 4 && 8*queries < pairs; {
+		queries *= 2
+	}
+	few := 8 * queries
+	clusters := []int{1, 2, 4, 8}
+	var short []*kernel
+	shared := 4 * (2*8*few + 8*few*n.HeadDim + 2*few)
+	for _, c := range clusters {
+		k, err := d.fast(head, fmt.Sprintf("attend_short_%d_%d", queries, c))
+		if err == nil {
+			err = d.allowShared(k, shared)
+		}
+		if err != nil {
+			return err
+		}
+		short = append(short, k)
+	}
+	tall, err := d.fast(head, "attend_long")
+	if err != nil {
+		return err
+	}
+	tallShared := 2 * n.HeadDim * (128 + 4*64)
+	if err := d.allowShared(tall, tallShared); err != nil {
+		return err
+	}
+	shift := uint64(wordbits.TrailingZeros(uint(n.BlockSize)))
+	scale := bits(n.Scale * 1.44269504088896341)
+	s.emit = func(t *translator, _ ascendrt.View, a []ascendrt.Tensor) error {
+		q, kc, vc, table, y := &a[0], &a[1], &a[2], &a[3], &a[6]
+		reqs := table.Rows()
+		if err := needAligned(q, kc, vc, y); err != nil {
+			return err
+		}
+		params := []uint64{at(q), stride(q), at(kc), stride(kc), at(vc), stride(vc), at(table), stride(table), at(&a[4]), at(&a[5])}
+		tail := []uint64{at(y), stride(y), uint64(group), uint64(n.KVHeads), shift, scale}
+		// As many blocks share a request's keys as fill the device twice.
+		c := 0
+		for c < len(clusters)-1 && reqs*n.KVHeads*clusters[c] < 2*d.info.ComputeUnits && table.RowLen()*n.BlockSize > 64*clusters[c] {
+			c++
+		}
+		if err := t.overlap(short[c], [3]int{clusters[c], n.KVHeads, reqs}, 256, shared, append(params[:len(params):len(params)], tail...)...); err != nil || !long {
+			return err
+		}
+		per := 128 / group
+		tiles := q.Rows()/per + min(reqs, q.Rows()*group/(few+1))
+		if tiles == 0 {
+			return nil
+		}
+		return t.overlap(tall, [3]int{tiles, n.KVHeads, 1}, 128, tallShared, append(append(params, uint64(reqs)), append(tail, uint64(few))...)...)
+	}
+	return nil
+}
