@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-serving/sluice/connector/offload"
+	"github.com/sluice-serving/sluice/internal/chain"
 	"github.com/sluice-serving/sluice/internal/engine"
 	"github.com/sluice-serving/sluice/internal/openai"
 	"github.com/sluice-serving/sluice/internal/testkit/identity"
@@ -196,7 +197,7 @@ func TestChainOfAppendAndOffload(t *testing.T) {
 	require.NoError(t, tr.Close())
 	raw, err := os.ReadFile(file)
 	require.NoError(t, err)
-	require.NotEmpty(t, engine.Chains(bytes.NewReader(raw), 512), "%s", raw)
+	require.NotEmpty(t, chain.Complete(bytes.NewReader(raw), 512), "%s", raw)
 }
 
 func TestConnectorsRefuseToStart(t *testing.T) {

@@ -1,20 +1,22 @@
-package engine
+// Package chain finds, in the trace of an engine, the requests that went the
+// whole way through append-prefill and preemption with offload.
+package chain
 
 import (
 	"encoding/json"
 	"io"
 )
 
-// chainSteps are the events of a request that append-prefill admitted, that was
+// steps are the events of a request that append-prefill admitted, that was
 // preempted, saved on the host, restored, and went on, in their order.
-var chainSteps = []string{"admit", "preempt", "kv_save", "kv_ready", "kv_restore", "resume", "finish"}
+var steps = []string{"admit", "preempt", "kv_save", "kv_ready", "kv_restore", "resume", "finish"}
 
-// Chains reads a trace and gives the ids of the requests that went through
+// Complete reads a trace and gives the ids of the requests that went through
 // append admission, preemption with a save, the copy to the host, readiness,
 // the copy back, and a resumption to at least so many tokens of output, in this
 // order. A request that is preempted again begins the part after admission
 // anew. What cannot be read is passed over.
-func Chains(trace io.Reader, output int) []string {
+func Complete(trace io.Reader, output int) []string {
 	at := map[string]int{}
 	var done []string
 	d := json.NewDecoder(trace)
@@ -37,7 +39,7 @@ func Chains(trace io.Reader, output int) []string {
 			at[l.Request] = 1
 		case l.Event == "admit":
 			at[l.Request] = 0
-		case l.Event == "preempt" && n > 0 && n < len(chainSteps)-1:
+		case l.Event == "preempt" && n > 0 && n < len(steps)-1:
 			at[l.Request] = 1
 			if l.Saved {
 				at[l.Request] = 2
@@ -46,11 +48,11 @@ func Chains(trace io.Reader, output int) []string {
 			if n > 1 {
 				at[l.Request] = 1
 			}
-		case n > 0 && n < len(chainSteps) && l.Event == chainSteps[n]:
+		case n > 0 && n < len(steps) && l.Event == steps[n]:
 			if l.Event == "finish" && l.Output < output {
 				continue
 			}
-			if at[l.Request]++; at[l.Request] == len(chainSteps) {
+			if at[l.Request]++; at[l.Request] == len(steps) {
 				done = append(done, l.Request)
 			}
 		}
