@@ -16,17 +16,26 @@ type answer struct {
 	timeout time.Duration
 	status  int // sent; 0 while nothing is
 	stream  bool
+	set     time.Time // when the deadline was set last
 }
 
 // begun reports whether the client has been sent anything.
 func (a *answer) begun() bool { return a.status != 0 }
 
-func (a *answer) deadline() { _ = a.flush.SetWriteDeadline(time.Now().Add(a.timeout)) } // a writer without deadlines writes without one
+// deadline gives the next write the configured time, or up to an eighth more:
+// it is set anew only when that much has passed.
+func (a *answer) deadline(now time.Time) {
+	if now.Sub(a.set) < a.timeout/8 {
+		return
+	}
+	a.set = now
+	_ = a.flush.SetWriteDeadline(now.Add(a.timeout + a.timeout/8)) // a writer without deadlines writes without one
+}
 
 // whole sends a complete answer.
 func (a *answer) whole(status int, contentType string, body []byte) bool {
 	a.status = status
-	a.deadline()
+	a.deadline(time.Now())
 	h := a.w.Header()
 	if contentType != "" {
 		h["Content-Type"] = []string{contentType}
@@ -47,7 +56,7 @@ func (a *answer) events(p []byte, flush flushing) bool {
 		h["Cache-Control"] = []string{"no-cache"}
 		a.w.WriteHeader(http.StatusOK)
 	}
-	a.deadline()
+	a.deadline(time.Now())
 	if _, err := a.w.Write(p); err != nil {
 		return false
 	}
@@ -68,7 +77,7 @@ func (a *answer) fail(e *openai.Error) {
 	switch {
 	case !a.begun():
 		a.status = e.Status
-		a.deadline()
+		a.deadline(time.Now())
 		e.Write(a.w)
 	case a.stream:
 		body, err := e.MarshalJSON()

@@ -149,7 +149,7 @@ func shaped(status int, body []byte) *openai.Error {
 
 // upstream is what the client is told about a backend's 5xx: 503 stays 503,
 // anything else is a bad gateway.
-func upstream(leg route.Leg, status int, h http.Header, body []byte) *openai.Error {
+func upstream(leg route.Leg, status int, h wire.Header, body []byte) *openai.Error {
 	message := fmt.Sprintf("the %s answered status %d", roles[leg], status)
 	if e, ok := openai.ParseError(status, body); ok && e.Message != "" {
 		message += ": " + printable(e.Message, 500)

@@ -76,23 +76,34 @@ type watch struct {
 	timer *time.Timer
 	idle  time.Duration
 	body  io.Reader
+	set   time.Time // when the timer was set last
 }
 
 func newWatch(cancel context.CancelCauseFunc, first time.Duration) *watch {
 	return &watch{timer: time.AfterFunc(first, func() { cancel(errTimeout) })}
 }
 
-// follow reads an answer's body; every read resets the timer.
+// follow reads an answer's body; every read gives it the idle time anew, or up
+// to an eighth more: the timer is set only when that much has passed.
 func (w *watch) follow(body io.Reader, idle time.Duration) io.Reader {
 	w.body, w.idle = body, idle
-	w.timer.Reset(idle)
+	w.reset()
 	return w
+}
+
+func (w *watch) reset() {
+	now := time.Now()
+	if now.Sub(w.set) < w.idle/8 {
+		return
+	}
+	w.set = now
+	w.timer.Reset(w.idle + w.idle/8)
 }
 
 func (w *watch) Read(p []byte) (int, error) {
 	n, err := w.body.Read(p)
 	if n > 0 {
-		w.timer.Reset(w.idle)
+		w.reset()
 	}
 	return n, err
 }

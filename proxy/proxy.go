@@ -26,6 +26,7 @@ type Proxy struct {
 	metrics *metrics
 	trace   *tracer
 	mux     *http.ServeMux
+	posts   map[string]http.HandlerFunc // of the paths whose requests are turns
 
 	mu     sync.Mutex // guards router, pools, closed
 	router *route.Router
@@ -33,6 +34,7 @@ type Proxy struct {
 	closed bool
 	turns  sync.WaitGroup // requests inside the handler
 
+	try     bool // follow-ups of unknown sessions are attempted
 	gate    *gate
 	pushes  pushes
 	last    decisions
@@ -52,6 +54,7 @@ func New(cfg Config) (*Proxy, error) {
 	cfg = cfg.withDefaults()
 	p := &Proxy{cfg: cfg, pools: map[string]*Backend{}, started: time.Now()}
 	try := cfg.Unknown == UnknownTry || (cfg.Unknown == UnknownAuto && cfg.Placement == route.PlaceHash)
+	p.try = try
 	p.router = route.New(route.Config{
 		Append: cfg.Append, Placement: cfg.Placement, TryUnknown: try,
 		MaxSessions: cfg.MaxSessions, SessionTTL: cfg.SessionTTL, Breaker: cfg.Breaker,
@@ -141,10 +144,10 @@ func (p *Proxy) enter() bool {
 
 func (p *Proxy) routes() {
 	p.mux = http.NewServeMux()
-	p.mux.HandleFunc("POST /v1/completions", p.turn(completions))
-	p.mux.HandleFunc("POST /v1/chat/completions", p.turn(chat))
-	p.mux.HandleFunc("POST /v1/responses", p.turn(responses))
-	p.mux.HandleFunc("POST /v1/messages", p.turn(messages))
+	p.posts = map[string]http.HandlerFunc{}
+	for _, at := range []endpoint{completions, chat, responses, messages} {
+		p.posts[at.path] = p.turn(at)
+	}
 	p.mux.HandleFunc("GET /v1/models", p.models)
 	p.mux.HandleFunc("DELETE /v1/sessions/{id...}", p.endSession)
 	p.mux.HandleFunc("GET /health", p.health)
@@ -171,6 +174,10 @@ func (p *Proxy) Handler() http.Handler {
 			return
 		}
 		defer p.turns.Done()
+		if h := p.posts[r.URL.Path]; h != nil && r.Method == http.MethodPost {
+			h(w, r)
+			return
+		}
 		if _, pattern := p.mux.Handler(r); pattern == "" {
 			if allow, ok := methods[r.URL.Path]; ok && r.Method != allow {
 				w.Header().Set("Allow", allow)

@@ -35,7 +35,8 @@ type relay struct {
 	completion int // completion tokens that usage names
 	finished   bool
 	object     splice.Object
-	edited     []byte
+	edited     []byte // memory of the rewritten data and of the event around it
+	out        []byte
 	paceFrom   time.Time // of the last output that the router knows of
 	paceEvents int       // outputs since then
 	held       []byte    // events before the first output

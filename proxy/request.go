@@ -178,7 +178,7 @@ func (x *exchange) read() (route.Query, *openai.Error) {
 				q.HasParent, q.Parent = true, route.KeyOf(x.tenant, parent)
 			}
 			q.Eligible = x.eligible()
-			q.FollowUp = x.at.prompt != "prompt" && hasAssistant(body.Raw(x.at.prompt))
+			q.FollowUp = x.p.try && x.at.prompt != "prompt" && hasAssistant(body.Raw(x.at.prompt))
 			x.outcome.End = strings.EqualFold(x.r.Header.Get("X-Session-End"), "true")
 		}
 	}
@@ -299,6 +299,9 @@ func (x *exchange) eligible() bool {
 
 // hasAssistant reports whether a message list holds an answer of the model.
 func hasAssistant(list []byte) bool {
+	if !bytes.Contains(list, []byte("assistant")) && !bytes.ContainsRune(list, '\\') {
+		return false // a role that is written with escapes holds a backslash
+	}
 	found := false
 	splice.Elements(list, func(raw []byte) bool {
 		role, _ := splice.StringOf(splice.Field(raw, "role"))

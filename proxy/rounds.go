@@ -24,7 +24,7 @@ func (x *exchange) limitKey() string {
 
 // rounds runs P/D rounds until one is answered or nothing is left to try.
 func (x *exchange) rounds() {
-	problem := openai.Unavailable(1, "no instance can take the request")
+	var problem *openai.Error
 	for round := range x.p.cfg.MaxRetries {
 		if round > 0 && !x.pause(x.p.cfg.RetryDelay<<min(round-1, 10)) {
 			return
@@ -38,6 +38,9 @@ func (x *exchange) rounds() {
 			return
 		}
 		problem = res.problem
+	}
+	if problem == nil {
+		problem = openai.Unavailable(1, "no instance can take the request")
 	}
 	x.out.fail(problem)
 }

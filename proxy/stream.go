@@ -125,13 +125,13 @@ func (r *relay) event(ev openai.Event, more bool) (res result, over bool) {
 		data = r.rewrite(r.edited[:0], f, f.choices == 0)
 		r.edited = data
 	}
-	var out []byte
+	out := r.out[:0]
 	if ev.DataAt >= 0 {
-		out = make([]byte, 0, len(ev.Raw)-len(ev.Data)+len(data))
 		out = append(append(append(out, ev.Raw[:ev.DataAt]...), data...), ev.Raw[ev.DataAt+len(ev.Data):]...)
 	} else {
-		out = openai.AppendEvent(nil, string(ev.Name), data)
+		out = openai.AppendEvent(out, string(ev.Name), data)
 	}
+	r.out = out
 	if f.isError {
 		// The engine says itself that the answer ends here.
 		r.write(out, flushNow)

@@ -66,6 +66,7 @@ type rank struct {
 	attempts   int   // local attempts in flight
 	appendToks int64 // predicted suffix tokens of the local attempts in flight
 	resident   int64 // tokens of the sessions bound here
+	coming     int64 // tokens, as estimated, of the P/D turns in flight
 	assigned   uint64
 	external   Load
 	generation uint32
@@ -79,6 +80,9 @@ type rank struct {
 
 // paceMaxAge is how long a rank's pace counts after its last stream event.
 const paceMaxAge = 2 * time.Second
+
+// committed is the number of tokens that sessions are expected to keep here.
+func (k *rank) committed() int64 { return k.resident + k.coming }
 
 // slow reports whether the rank's live streams are slower than the target.
 func (k *rank) slow(now time.Time, target time.Duration) bool {

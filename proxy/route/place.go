@@ -103,7 +103,7 @@ func (r *Router) place(now time.Time, t *Turn) (candidate, bool) {
 	}
 	least := slices.MinFunc(all, func(a, b candidate) int { return compare(a.load, b.load) }).load
 	near := least + float64(r.cfg.SlackBytes)
-	if row != nil {
+	if row != nil && !t.lost {
 		for _, c := range all {
 			if c.d.serial == row.owner && c.rank == int(row.rank) && c.load <= near && r.fresh(row, c.d) {
 				return c, true
@@ -119,7 +119,7 @@ func (r *Router) place(now time.Time, t *Turn) (candidate, bool) {
 			}
 			return 1
 		case aNear && t.bindable():
-			if c := compare(a.state().resident, b.state().resident); c != 0 {
+			if c := compare(a.state().committed(), b.state().committed()); c != 0 {
 				return c
 			}
 		}

@@ -24,6 +24,8 @@ type Turn struct {
 	lastD     *decoder // decoder of the last decode or local leg
 	lastRank  int
 	counted   bool // counted in the session's in-flight turns
+	lost      bool // the owner holds nothing of the session any more
+	coming    int64
 
 	excluded []uint32 // instances that failed this turn
 }
@@ -44,6 +46,9 @@ func (r *Router) reserve(now time.Time, t *Turn, d *decoder, rk int, leg Leg) {
 	if leg == LegLocal {
 		k.attempts++
 		k.appendToks += t.appendToks
+	} else {
+		t.coming = int64(t.Bytes / 4)
+		k.coming += t.coming
 	}
 	d.breakers[leg].sent(now)
 }
@@ -57,6 +62,8 @@ func (r *Router) releaseRank(t *Turn) {
 	k := &d.ranks[t.rank]
 	k.inFlight--
 	k.bytes -= int64(t.Bytes)
+	k.coming -= t.coming
+	t.coming = 0
 	if t.leg == LegLocal {
 		k.attempts--
 		k.appendToks -= t.appendToks
@@ -88,6 +95,19 @@ func (r *Router) releasePrefill(t *Turn) {
 func (r *Router) Missed(t *Turn) {
 	if t.leg == LegLocal {
 		r.releaseRank(t)
+	}
+}
+
+// Lost notes that a local attempt was refused because its owner holds too
+// little of the session. The turn's Decoder leg is then placed like that of a
+// new session. It is called after Missed.
+func (r *Router) Lost(t *Turn) {
+	if t.done || !t.affine {
+		return
+	}
+	t.lost = true
+	if row := r.table.get(t.key); row != nil && t.lastD != nil && row.owner == t.lastD.serial && int(row.rank) == t.lastRank {
+		r.uncount(row)
 	}
 }
 

@@ -4,11 +4,10 @@ package wire
 
 import (
 	"errors"
-	"net"
 	"syscall"
 )
 
 // alive cannot be asked here; a request on a closed connection is sent again.
-func alive(net.Conn) bool { return true }
+func (c *conn) alive() bool { return true }
 
 func isReset(err error) bool { return errors.Is(err, syscall.ECONNRESET) }

@@ -3,28 +3,18 @@
 package wire
 
 import (
-	"crypto/tls"
 	"errors"
-	"net"
 	"syscall"
 )
 
 // alive reports whether an unused connection is still open: the peer has
 // neither closed it nor sent anything. It looks without waiting.
-func alive(c net.Conn) bool {
-	if t, ok := c.(*tls.Conn); ok {
-		c = t.NetConn()
-	}
-	s, ok := c.(syscall.Conn)
-	if !ok {
+func (c *conn) alive() bool {
+	if c.raw == nil {
 		return true
 	}
-	raw, err := s.SyscallConn()
-	if err != nil {
-		return false
-	}
 	open := false
-	err = raw.Read(func(fd uintptr) bool {
+	err := c.raw.Read(func(fd uintptr) bool {
 		var one [1]byte
 		_, _, err := syscall.Recvfrom(int(fd), one[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
 		open = errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.EWOULDBLOCK)

@@ -2,7 +2,8 @@
 // one purpose: a long body that is given as byte ranges goes out with one
 // vectored write, the answer is read on the caller's goroutine, and a
 // connection costs no goroutine and little memory, so that thousands of
-// streams can be open. Answers are parsed by net/http.
+// streams can be open. An answer whose end two readers could see in different
+// places is refused.
 //
 // A Pool is safe for concurrent use. A Response belongs to one goroutine and
 // must be closed.
@@ -20,6 +21,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -36,19 +38,6 @@ type Request struct {
 
 // Field is one header field. Names and values are checked before they are sent.
 type Field struct{ Name, Value string }
-
-// Response is an answer whose body is still to be read.
-type Response struct {
-	Status int
-	Header http.Header
-	body   io.ReadCloser
-	conn   *conn
-	pool   *Pool
-	addr   string
-	stop   func() bool
-	eof    bool
-	closes bool // the connection ends with the answer
-}
 
 // Config sets a Pool.
 type Config struct {
@@ -75,8 +64,15 @@ type conn struct {
 	net.Conn
 	r     *bufio.Reader
 	limit *limitedConn
-	since time.Time // unused since
-	used  bool      // it carried a request before
+	raw   syscall.RawConn // under TLS too; nil where there is none
+	since time.Time       // unused since
+	used  bool            // it carried a request before
+
+	// Memory that one request after the other uses.
+	head  []byte
+	parts [][]byte
+	text  []byte // header lines
+	long  []byte // a line longer than r's buffer
 }
 
 // limitedConn bounds what is read while a header is expected.
@@ -133,8 +129,7 @@ func (e *DialError) Unwrap() error { return e.Err }
 // could not be written because the instance had closed the connection
 // meanwhile is sent again on a fresh one.
 func (p *Pool) Do(ctx context.Context, q *Request) (*Response, error) {
-	head, err := q.head()
-	if err != nil {
+	if err := q.check(); err != nil {
 		return nil, err
 	}
 	for {
@@ -142,7 +137,7 @@ func (p *Pool) Do(ctx context.Context, q *Request) (*Response, error) {
 		if err != nil {
 			return nil, err
 		}
-		resp, again, err := p.send(ctx, c, q, head)
+		resp, again, err := p.send(ctx, c, q)
 		if err == nil {
 			return resp, nil
 		}
@@ -155,10 +150,12 @@ func (p *Pool) Do(ctx context.Context, q *Request) (*Response, error) {
 	}
 }
 
-func (p *Pool) send(ctx context.Context, c *conn, q *Request, head []byte) (resp *Response, again bool, err error) {
+func (p *Pool) send(ctx context.Context, c *conn, q *Request) (resp *Response, again bool, err error) {
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
-	parts := make(net.Buffers, 0, len(q.Body)+1)
-	parts = append(append(parts, head), q.Body...)
+	c.head = q.head(c.head[:0])
+	c.parts = append(append(c.parts[:0], c.head), q.Body...)
+	parts := net.Buffers(c.parts)
+	defer clear(c.parts) // the body is the caller's
 	var sent error
 	if p.cfg.TLS == nil {
 		_, sent = parts.WriteTo(c.Conn)
@@ -174,12 +171,8 @@ func (p *Pool) send(ctx context.Context, c *conn, q *Request, head []byte) (resp
 		_ = c.SetReadDeadline(time.Now().Add(time.Second))
 	}
 	c.limit.left = p.cfg.MaxHeader
-	var answer *http.Response
 	for {
-		if _, err = c.r.Peek(1); err != nil {
-			break
-		}
-		if answer, err = http.ReadResponse(c.r, &http.Request{Method: q.Method}); err != nil || answer.StatusCode >= 200 {
+		if resp, err = readAnswer(c); err != nil || resp.Status >= 200 || resp.Status == http.StatusSwitchingProtocols {
 			break
 		}
 	}
@@ -189,7 +182,7 @@ func (p *Pool) send(ctx context.Context, c *conn, q *Request, head []byte) (resp
 		_ = c.Close()
 		// Only a request that could not be written whole is sent again: one that
 		// was may have been worked on.
-		stale := c.used && answer == nil && isReset(sent)
+		stale := c.used && isReset(sent)
 		if sent != nil && !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrDeadlineExceeded) {
 			err = sent
 		}
@@ -201,37 +194,50 @@ func (p *Pool) send(ctx context.Context, c *conn, q *Request, head []byte) (resp
 	if sent != nil {
 		_ = c.SetReadDeadline(time.Time{})
 	}
-	return &Response{
-		Status: answer.StatusCode, Header: answer.Header, body: answer.Body, conn: c, pool: p, addr: q.Addr, stop: stop,
-		closes: answer.Close || sent != nil || answer.StatusCode == http.StatusSwitchingProtocols,
-	}, false, nil
+	resp.pool, resp.addr, resp.stop = p, q.Addr, stop
+	resp.closes = resp.closes || sent != nil
+	return resp, false, nil
 }
 
-// head writes the request line and the header.
-func (q *Request) head() ([]byte, error) {
+// check reports what of a request is not fit to be sent.
+func (q *Request) check() error {
+	for _, f := range q.Header {
+		if !fit(f) {
+			return fmt.Errorf("header %q is not fit to be sent", f.Name)
+		}
+	}
+	for i := range len(q.Path) {
+		if c := q.Path[i]; c <= ' ' || c > '~' {
+			return errors.New("the path is not fit to be sent")
+		}
+	}
+	return nil
+}
+
+// head appends the request line and the header of a checked request.
+func (q *Request) head(b []byte) []byte {
 	size := 0
 	for _, part := range q.Body {
 		size += len(part)
 	}
-	b := make([]byte, 0, 512)
 	b = append(append(append(append(b, q.Method...), ' '), q.Path...), " HTTP/1.1\r\nHost: "...)
 	b = append(append(b, q.Addr...), "\r\n"...)
 	for _, f := range q.Header {
-		if !fit(f) {
-			return nil, fmt.Errorf("header %q is not fit to be sent", f.Name)
-		}
 		b = append(append(append(append(b, f.Name...), ": "...), f.Value...), "\r\n"...)
 	}
 	if size > 0 || q.Method == http.MethodPost {
 		b = append(strconv.AppendInt(append(b, "Content-Length: "...), int64(size), 10), "\r\n"...)
 	}
-	for i := range len(q.Path) {
-		if c := q.Path[i]; c <= ' ' || c > '~' {
-			return nil, errors.New("the path is not fit to be sent")
-		}
-	}
-	return append(b, "\r\n"...), nil
+	return append(b, "\r\n"...)
 }
+
+// tokens holds the characters of a field's name.
+var tokens = func() (t [256]bool) {
+	for _, c := range []byte("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") {
+		t[c] = true
+	}
+	return t
+}()
 
 // fit reports whether a field cannot change the framing of a request.
 func fit(f Field) bool {
@@ -239,7 +245,7 @@ func fit(f Field) bool {
 		return false
 	}
 	for i := range len(f.Name) {
-		if c := f.Name[i]; c <= ' ' || c > '~' || c == ':' {
+		if !tokens[f.Name[i]] {
 			return false
 		}
 	}
@@ -249,34 +255,6 @@ func fit(f Field) bool {
 		}
 	}
 	return true
-}
-
-// Read reads the body. At its end the connection is ready for another request.
-func (r *Response) Read(p []byte) (int, error) {
-	if r.eof {
-		return 0, io.EOF
-	}
-	n, err := r.body.Read(p)
-	if errors.Is(err, io.EOF) && err == io.EOF {
-		r.eof = true
-	}
-	return n, err
-}
-
-// Close gives the connection back when the body was read to its end, and
-// closes it otherwise. It may be called twice.
-func (r *Response) Close() error {
-	if r.conn == nil {
-		return nil
-	}
-	c := r.conn
-	r.conn = nil
-	ended := !r.stop() // the context ended and took the connection with it
-	if ended || r.closes || !r.eof || c.r.Buffered() > 0 {
-		return c.Close()
-	}
-	r.pool.put(r.addr, c)
-	return nil
 }
 
 // get takes an unused connection, or makes one.
@@ -292,7 +270,7 @@ func (p *Pool) get(ctx context.Context, addr string) (*conn, error) {
 		list[len(list)-1] = nil
 		p.idle[addr] = list[:len(list)-1]
 		p.mu.Unlock()
-		if time.Since(c.since) < p.cfg.IdleTimeout && alive(c.Conn) {
+		if time.Since(c.since) < p.cfg.IdleTimeout && c.alive() {
 			c.used = true
 			return c, nil
 		}
@@ -303,6 +281,12 @@ func (p *Pool) get(ctx context.Context, addr string) (*conn, error) {
 	raw, err := p.dialer.DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, &DialError{addr, err}
+	}
+	var under syscall.RawConn
+	if s, ok := raw.(syscall.Conn); ok {
+		if under, err = s.SyscallConn(); err != nil {
+			return nil, &DialError{addr, errors.Join(err, raw.Close())}
+		}
 	}
 	if p.cfg.TLS != nil {
 		cfg := p.cfg.TLS.Clone()
@@ -316,7 +300,7 @@ func (p *Pool) get(ctx context.Context, addr string) (*conn, error) {
 		raw = secure
 	}
 	limit := &limitedConn{Conn: raw, left: -1}
-	return &conn{Conn: raw, r: bufio.NewReaderSize(limit, 4<<10), limit: limit}, nil
+	return &conn{Conn: raw, r: bufio.NewReaderSize(limit, 4<<10), limit: limit, raw: under}, nil
 }
 
 // put keeps a connection for the next request and closes those that were
