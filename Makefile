@@ -1,7 +1,7 @@
 GO ?= go
 BIN := bin/sluice
 
-.PHONY: build run up test bench clean golden tables mutants
+.PHONY: build run up test bench clean golden tables mutants check check-long release
 
 build: ## build the binary
 	$(GO) build -o $(BIN) ./cmd/sluice
@@ -30,3 +30,19 @@ mutants: ## small faults in the code, each of which must turn a test red
 
 clean:
 	rm -rf bin build run
+
+check: ## what CI runs
+	.ci/run
+
+RELEASE := build/release
+
+release: ## static binaries without cgo (every command but devices other than host), with checksums
+	@mkdir -p $(RELEASE)
+	@for arch in amd64 arm64; do \
+	  echo "linux/$$arch"; \
+	  CGO_ENABLED=0 GOOS=linux GOARCH=$$arch $(GO) build -trimpath -o $(RELEASE)/sluice-linux-$$arch ./cmd/sluice || exit 1; \
+	done
+	@cd $(RELEASE) && sha256sum sluice-linux-* > SHA256SUMS && cat SHA256SUMS
+
+check-long: ## the long forms of the checks; more than an hour
+	.ci/long
