@@ -96,7 +96,7 @@ func (x *exchange) pushRound(target route.Target) result {
 	x.legsD++
 	q := &pushed{x: x, leg: numbered(x.id, "d", x.legsD), want: x.prompts(), posted: map[string]json.RawMessage{}}
 	q.source = x.body.Source()
-	x.raw = nil // the body's memory may outlive this leg: it is not used again
+	x.memory = nil // the body's memory may outlive this leg: it is not used again
 	params, err := json.Marshal(map[string]any{"do_remote_decode": false, "do_remote_prefill": true, "metaserver": x.p.cfg.Metaserver})
 	if err != nil { // texts always encode
 		panic(err)

@@ -49,7 +49,7 @@ type exchange struct {
 
 	id      string         // client-visible request id
 	body    *splice.Object // the client's body; dropped at the first output
-	raw     *[]byte        // the memory that it stands in, from buffers
+	memory  *memory        // that it stands in
 	tenant  string
 	session string // as the client names it; empty for none
 	key     route.SessionKey
@@ -151,24 +151,23 @@ func (x *exchange) announce() {
 
 // read reads and checks the body and finds out what the router needs to know.
 func (x *exchange) read() (route.Query, *openai.Error) {
-	raw, problem := x.readBody()
+	kept, problem := x.readBody()
 	if problem != nil {
 		return route.Query{}, problem
 	}
-	x.raw = raw
-	body, err := splice.Parse(*raw)
-	if err != nil {
+	body := &kept.object
+	x.body, x.memory = body, kept
+	if err := body.Reset(kept.raw); err != nil {
 		x.dropBody()
 		return route.Query{}, openai.BadRequest("", "the body cannot be read: %v", err)
 	}
-	x.body = body
 	for _, key := range []string{"max_tokens", "max_completion_tokens", "max_output_tokens"} {
 		if v := body.Raw(key); v != nil && v[0] != 'n' && (v[0] < '0' || v[0] > '9') {
 			x.dropBody()
 			return route.Query{}, openai.BadRequest(key, "%s must be a number that is not negative", key)
 		}
 	}
-	q := route.Query{Bytes: len(*raw)}
+	q := route.Query{Bytes: len(kept.raw)}
 	if x.p.cfg.Append {
 		x.session, _ = route.Resolve(x.p.cfg.Sources, x)
 		if x.session != "" {
@@ -185,23 +184,29 @@ func (x *exchange) read() (route.Query, *openai.Error) {
 	return q, nil
 }
 
+// memory is what a body takes: its text and the places of its members.
+type memory struct {
+	raw    []byte
+	object splice.Object
+}
+
 // buffers keeps the memory of bodies for the next ones.
-var buffers = sync.Pool{New: func() any { return new([]byte) }}
+var buffers = sync.Pool{New: func() any { return new(memory) }}
 
 // maxKept is the largest body whose memory is kept.
 const maxKept = 1 << 20
 
 // dropBody gives the body's memory back: nothing will be sent again.
 func (x *exchange) dropBody() {
-	raw := x.raw
-	x.body, x.raw = nil, nil
-	if raw != nil && cap(*raw) <= maxKept {
-		buffers.Put(raw)
+	kept := x.memory
+	x.body, x.memory = nil, nil
+	if kept != nil && cap(kept.raw) <= maxKept {
+		buffers.Put(kept)
 	}
 }
 
 // readBody reads the whole body within the limits of size and time.
-func (x *exchange) readBody() (*[]byte, *openai.Error) {
+func (x *exchange) readBody() (*memory, *openai.Error) {
 	limit := x.p.cfg.MaxBody
 	if x.r.ContentLength > limit {
 		x.w.Header().Set("Connection", "close") // the rest of the body is not read
@@ -221,14 +226,16 @@ func (x *exchange) readBody() (*[]byte, *openai.Error) {
 	default:
 		return nil, &openai.Error{Status: http.StatusUnsupportedMediaType, Type: openai.TypeInvalidRequest, Message: "the body's content encoding is not supported: use identity or gzip"}
 	}
-	raw, _ := buffers.Get().(*[]byte)
+	kept, _ := buffers.Get().(*memory)
 	var err error
-	*raw, err = readAll((*raw)[:0], src, max(x.r.ContentLength, 0))
-	if err == nil && int64(len(*raw)) <= limit {
+	kept.raw, err = readAll(kept.raw[:0], src, max(x.r.ContentLength, 0))
+	if err == nil && int64(len(kept.raw)) <= limit {
 		_ = control.SetReadDeadline(time.Time{})
-		return raw, nil
+		return kept, nil
 	}
-	buffers.Put(raw)
+	if cap(kept.raw) <= maxKept {
+		buffers.Put(kept)
+	}
 	// The rest of the body is not waited for: the connection ends here.
 	_ = control.SetReadDeadline(time.Now())
 	x.w.Header().Set("Connection", "close")

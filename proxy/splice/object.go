@@ -61,6 +61,9 @@ func Parse(src []byte) (*Object, error) {
 
 // Reset is Parse into an existing Object, whose memory it uses again.
 func (o *Object) Reset(src []byte) error {
+	if o.members == nil {
+		o.members = make([]member, 0, 12)
+	}
 	o.src, o.members = src, o.members[:0]
 	s := scanner{src: src}
 	if s.peek() != '{' {
