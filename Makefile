@@ -1,7 +1,7 @@
 GO ?= go
 BIN := bin/sluice
 
-.PHONY: build run up test bench clean golden tables mutants check check-long release
+.PHONY: build run up overlap test bench clean golden tables mutants check check-long release
 
 build: ## build the binary
 	$(GO) build -o $(BIN) ./cmd/sluice
@@ -14,6 +14,9 @@ up: build ## a cluster that stays up until Ctrl-C
 
 test: ## all tests
 	$(GO) test ./...
+
+overlap: build ## 72 requests in which append-prefill meets preemption with offload
+	./$(BIN) bench --preset overlap
 
 bench: ## benchmarks with allocations, for benchstat
 	$(GO) test -run '^$$' -bench . -benchmem ./...

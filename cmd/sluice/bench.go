@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -15,11 +16,13 @@ import (
 	"github.com/sluice-serving/sluice/internal/bench"
 	"github.com/sluice-serving/sluice/internal/bench/demo"
 	"github.com/sluice-serving/sluice/internal/bench/load"
+	"github.com/sluice-serving/sluice/internal/bench/overlap"
 	"github.com/sluice-serving/sluice/internal/bench/workload"
 )
 
 const (
 	presetDemo      = "append-prefill-demo"
+	presetOverlap   = "overlap"
 	datasetSessions = "sessions"
 	datasetRandom   = "random"
 )
@@ -28,6 +31,7 @@ const (
 type benchFlags struct {
 	preset, dir string
 	port        int
+	runner      int
 
 	url, model, apiKey, endpoint, salt, watch, jsonOut string
 	timeout                                            time.Duration
@@ -50,13 +54,15 @@ func newBenchCmd() *cobra.Command {
 		Long: "Without a preset, sends a workload to --url: conversations whose later turns carry the replies\n" +
 			"that really came (--dataset sessions), independent requests of fixed lengths (--dataset random),\n" +
 			"or a workload file. With --preset " + presetDemo + ", starts a cluster on this machine and\n" +
-			"compares ordinary P/D with append-prefill; a check that fails makes the exit status 1.",
+			"compares ordinary P/D with append-prefill; with --preset " + presetOverlap + ", one whose Decoder preempts,\n" +
+			"saves and restores what it appended. A check that fails makes the exit status 1.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return b.run(cmd) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&b.preset, "preset", "", "run a whole comparison: "+presetDemo)
-	f.StringVar(&b.dir, "dir", "run/"+presetDemo, "with a preset: folder for report, join file, logs and traces")
+	f.StringVar(&b.preset, "preset", "", "run a whole comparison: "+presetDemo+" or "+presetOverlap)
+	f.StringVar(&b.dir, "dir", "", "with a preset: folder for report, join file, logs and traces (default run/PRESET)")
+	f.IntVar(&b.runner, "model-runner", 1, "with the preset "+presetOverlap+": generation of the Decoder's executors, 1 or 2")
 	f.IntVar(&b.port, "port", 9000, "with a preset: port of the proxy")
 
 	f.StringVar(&b.url, "url", "", "base address of the server, such as http://127.0.0.1:9000")
@@ -134,11 +140,15 @@ func (b *benchFlags) writeResult(stdout io.Writer, res *bench.Result) error {
 }
 
 func (b *benchFlags) runPreset(cmd *cobra.Command) error {
-	if b.preset != presetDemo {
-		return fmt.Errorf("unknown preset %q; there is %s", b.preset, presetDemo)
+	switch b.preset {
+	case presetDemo:
+	case presetOverlap:
+		return b.runOverlap(cmd)
+	default:
+		return fmt.Errorf("unknown preset %q; there are %s, %s", b.preset, presetDemo, presetOverlap)
 	}
 	p := demo.Default()
-	p.Dir, p.Cluster.Port = b.dir, b.port
+	p.Dir, p.Cluster.Port = b.folder(), b.port
 	report, err := demo.Run(cmd.Context(), p, cmd.OutOrStdout())
 	if err != nil {
 		return err
@@ -151,6 +161,27 @@ func (b *benchFlags) runPreset(cmd *cobra.Command) error {
 		return fmt.Errorf("%d checks failed: %s", len(failed), strings.Join(names, ", "))
 	}
 	return nil
+}
+
+func (b *benchFlags) runOverlap(cmd *cobra.Command) error {
+	p := overlap.Default()
+	p.Dir, p.Runner = b.folder(), b.runner
+	report, err := overlap.Run(cmd.Context(), p, cmd.OutOrStdout())
+	if err != nil {
+		return err
+	}
+	if failed := report.Failed(); len(failed) > 0 {
+		return errors.New(strings.Join(failed, "; "))
+	}
+	return nil
+}
+
+// folder is where a preset writes.
+func (b *benchFlags) folder() string {
+	if b.dir != "" {
+		return b.dir
+	}
+	return filepath.Join("run", b.preset)
 }
 
 func (b *benchFlags) options() (*bench.Options, error) {

@@ -52,6 +52,7 @@ type Engine struct {
 	Workers   int // CPU cores of an operation
 	Ranks     int // DP ranks in the one process; 0: 1
 	Extra     []string
+	Transfer  string // its --kv-transfer-config; empty: the pd connector with its role
 }
 
 func (e *Engine) args() []string {
@@ -74,6 +75,14 @@ func (e *Engine) args() []string {
 		args = append(args, "--enable-prefix-caching")
 	}
 	return append(args, e.Extra...)
+}
+
+// transfer is the engine's connector.
+func (e *Engine) transfer(role string) string {
+	if e.Transfer != "" {
+		return e.Transfer
+	}
+	return `{"kv_connector":"pd","kv_role":"` + role + `"}`
 }
 
 // drainTimeout is how long an engine may finish its requests after SIGTERM; it
@@ -124,13 +133,13 @@ func (c *Cluster) serve(name string, e *Engine) []string {
 // PrefillerCommand starts the Prefiller.
 func (c *Cluster) PrefillerCommand(name string) Command {
 	return Command{Name: name, Args: append(c.serve(name, &c.Prefiller),
-		"--kv-transfer-config", `{"kv_connector":"pd","kv_role":"kv_producer"}`)}
+		"--kv-transfer-config", c.Prefiller.transfer("kv_producer"))}
 }
 
 // DecoderCommand starts the Decoder; it admits append-prefill.
 func (c *Cluster) DecoderCommand(name string) Command {
 	return Command{Name: name, Args: append(c.serve(name, &c.Decoder),
-		"--kv-transfer-config", `{"kv_connector":"pd","kv_role":"kv_consumer"}`,
+		"--kv-transfer-config", c.Decoder.transfer("kv_consumer"),
 		"--additional-config", `{"scheduler_config":{"decoder_append_prefill_enable":true}}`)}
 }
 
