@@ -16,21 +16,42 @@ type seq struct {
 }
 
 // batch turns the rows of a plan into the inputs of a step. An id that only an
-// earlier step knows is 0 here; feed puts it in place on the device. The result
-// is valid until the next call.
+// earlier step knows is 0 here; feed puts it in place on the device. Fused
+// operations read and write the cells themselves: the places of recurrent state,
+// which these models do not have, tell them which. The result is valid until the
+// next call.
 func (e *Executor) batch(p *scheduler.Plan) replay.Batch {
 	b := &e.rows
 	b.IDs, b.Positions, b.Slots = b.IDs[:0], b.Positions[:0], b.Slots[:0]
 	b.Query, b.Lens, b.Tables = b.Query[:0], b.Lens[:0], b.Tables[:0]
+	fused := e.ops.fused != nil
+	if fused {
+		b.StateOut, b.StateIn = b.StateOut[:0], b.StateIn[:0]
+	}
 	bs := int32(e.c.BlockSize)
 	for i, id := range p.Requests {
-		blocks := asWords(e.seqs[id.Slot()].blocks)
+		s := &e.seqs[id.Slot()]
+		blocks := asWords(s.blocks)
 		pos := p.Computed[i]
 		for _, tok := range p.Input(i) {
 			b.IDs = append(b.IDs, max(int32(tok), 0))
+			if fused {
+				from := int32(0)
+				if tok == scheduler.Unknown {
+					from = s.cell
+				}
+				b.StateOut = append(b.StateOut, from)
+			}
 			b.Positions = append(b.Positions, pos)
 			b.Slots = append(b.Slots, blocks[pos/bs]*bs+pos%bs)
 			pos++
+		}
+		if fused {
+			to := int32(0)
+			if p.Samples[i] != 0 {
+				to = s.cell
+			}
+			b.StateIn = append(b.StateIn, to)
 		}
 		b.Query = append(b.Query, p.Scheduled[i])
 		b.Lens = append(b.Lens, pos)

@@ -27,9 +27,10 @@ type Executor struct {
 	kv      []layerKV
 	act     activations
 	static  *replay.Static
-	cells   ascendrt.Tensor // [2·MaxSeqs] last sampled token of each running request
+	cells   ascendrt.Tensor // [1+2·MaxSeqs] last sampled token of each running request; nobody has cell 0
 	free    []int32         // cells that nobody holds
 	outputs []output        // one per step in flight
+	copier  *copier         // of the regions of connectors; nil where they need none
 	next    int             // output of the next step
 	seqs    []seq           // by slot
 
@@ -50,7 +51,7 @@ type output struct {
 // New loads the weights onto the device, allocates everything that a step
 // needs, and captures the graphs that the configuration asks for. The device
 // stays the caller's; Close releases what New took.
-func New(ctx context.Context, dev ascendrt.Device, c Config, w model.Weights) (_ *Executor, err error) {
+func New(ctx context.Context, dev ascendrt.Device, c Config, w model.Source) (_ *Executor, err error) {
 	if c.InFlight == 0 {
 		c.InFlight = 1
 	}
@@ -77,7 +78,7 @@ func New(ctx context.Context, dev ascendrt.Device, c Config, w model.Weights) (_
 	return e, nil
 }
 
-func (e *Executor) build(ctx context.Context, w model.Weights) (err error) {
+func (e *Executor) build(ctx context.Context, w model.Source) (err error) {
 	if e.ops, err = e.planOps(); err != nil {
 		return err
 	}
@@ -131,6 +132,9 @@ func (e *Executor) Close() error {
 		errs = append(errs, e.set.Close())
 	}
 	errs = append(errs, e.stream.Close())
+	if e.copier != nil {
+		errs = append(errs, e.copier.close())
+	}
 	if e.static != nil {
 		errs = append(errs, e.static.Close())
 	}
@@ -143,7 +147,7 @@ func (e *Executor) Close() error {
 			errs = append(errs, o.buf.FreeAfter(ascendrt.Point{}))
 		}
 	}
-	e.stream, e.buffers, e.outputs = nil, nil, nil
+	e.stream, e.buffers, e.outputs, e.copier = nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 
@@ -160,13 +164,13 @@ func (e *Executor) alloc(bytes int) (ascendrt.Buffer, error) {
 // step, pinned for the host.
 func (e *Executor) allocTokens() error {
 	n := e.c.MaxSeqs * 2 // a request that left may have one for as long as its last step runs
-	buf, err := e.alloc(4 * n)
+	buf, err := e.alloc(4 * (n + 1))
 	if err != nil {
 		return err
 	}
-	e.cells = ascendrt.NewTensor(buf.View(), ascendrt.Int32, n)
+	e.cells = ascendrt.NewTensor(buf.View(), ascendrt.Int32, n+1)
 	for i := range n {
-		e.free = append(e.free, int32(n-1-i))
+		e.free = append(e.free, int32(n-i))
 	}
 	e.outputs = make([]output, e.c.InFlight)
 	for i := range e.outputs {

@@ -293,7 +293,7 @@ func TestWeightsThatDoNotFit(t *testing.T) {
 		change func(model.Weights)
 		text   string
 	}{
-		{func(w model.Weights) { delete(w, model.LayerName(2, "self_attn.k_norm")) }, "model.layers.2.self_attn.k_norm.weight is missing; the model needs it with shape [32]"},
+		{func(w model.Weights) { delete(w, model.LayerName(2, "self_attn.k_norm")) }, "model.layers.2.self_attn.k_norm.weight is missing; the model needs shape [32]"},
 		{func(w model.Weights) { w[model.FinalNormName] = make([]float32, 3) }, "model.norm.weight has 3 elements; the model needs shape [128]"},
 	} {
 		w := weights()

@@ -30,11 +30,20 @@ func (e *Executor) allocActivations() (activations, error) {
 		{&a.hidden, t, c.Hidden}, {&a.x, t, c.Hidden}, {&a.qkv, t, c.QWidth() + 2*c.KVWidth()}, {&a.attended, t, c.QWidth()},
 		{&a.y, t, c.Hidden}, {&a.gateUp, t, 2 * c.FFN}, {&a.ffn, t, c.FFN}, {&a.last, r, c.Hidden}, {&a.logits, r, c.Vocab},
 	} {
-		buf, err := e.alloc(e.c.Type.Size() * x.rows * x.width)
+		typ := e.c.Type
+		if e.ops.fused != nil {
+			switch x.dst {
+			case &a.logits:
+				typ = ascendrt.Float32
+			case &a.x, &a.y, &a.gateUp, &a.last:
+				continue // fused operations keep these to themselves
+			}
+		}
+		buf, err := e.alloc(typ.Size() * x.rows * x.width)
 		if err != nil {
 			return a, err
 		}
-		*x.dst = ascendrt.NewTensor(buf.View(), e.c.Type, x.rows, x.width)
+		*x.dst = ascendrt.NewTensor(buf.View(), typ, x.rows, x.width)
 	}
 	return a, nil
 }
@@ -63,8 +72,10 @@ func (p pass) project(l int) {
 	e, a, w := p.e, &p.e.act, &p.e.w.layers[l]
 	q, k, v := e.heads(p.t)
 	p.op(e.ops.qkv, a.x.First(p.t), w.qkv, a.qkv.First(p.t))
-	p.op(e.ops.qNorm, q, w.qNorm, q)
-	p.op(e.ops.kNorm, k, w.kNorm, k)
+	if e.c.Model.HeadNorm {
+		p.op(e.ops.qNorm, q, w.qNorm, q)
+		p.op(e.ops.kNorm, k, w.kNorm, k)
+	}
 	p.op(e.ops.rope, q, k, e.static.Positions.First(p.t), e.w.rope)
 	p.op(e.ops.scatter, k, v, e.static.Slots.First(p.t), e.kv[l].k, e.kv[l].v)
 }
@@ -89,12 +100,19 @@ func (p pass) finish(l int) {
 func attend(e *Executor, p *replay.Pass, l, t int) error {
 	q, _, _ := e.heads(t)
 	r, s := p.Shape().Reqs, e.static
-	p.Attention(e.ops.attn, q, e.kv[l].k, e.kv[l].v, s.Table.First(r), s.Starts.First(r+1), s.Lens.First(r), e.act.attended.First(t))
+	attn := e.ops.attn
+	if f := e.ops.fused; f != nil && p.Shape().Bound == 1 {
+		attn = f.attendOne
+	}
+	p.Attention(attn, q, e.kv[l].k, e.kv[l].v, s.Table.First(r), s.Starts.First(r+1), s.Lens.First(r), e.act.attended.First(t))
 	return nil
 }
 
 // sample takes the most likely token of every row.
 func sample(e *Executor, p *replay.Pass, t int) error {
+	if e.ops.fused != nil {
+		return e.sampleFused(p, t)
+	}
 	r := p.Shape().Reqs
 	last, logits := e.act.last.First(r), e.act.logits.First(r)
 	op := func(o ascendrt.Op, args ...ascendrt.Tensor) { p.Commands().Op(o, p.Workspace(), args...) }

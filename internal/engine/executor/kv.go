@@ -2,9 +2,7 @@ package executor
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/connector"
@@ -60,11 +58,15 @@ func (e *Executor) Layout(fingerprint string) connector.Layout {
 }
 
 // Regions gives the cache's memory to a connector: a "k" and a "v" region per
-// layer, valid until Close.
+// layer, valid until Close. Where the CPU does not address the device's memory
+// they copy through pinned memory, on a stream of their own.
 func (e *Executor) Regions() ([]connector.Region, error) {
-	m, ok := e.dev.(ascendrt.Mapper)
-	if !ok {
-		return nil, fmt.Errorf("kv regions of %s memory: %w", e.dev.Caps().Backend, ascendrt.ErrUnsupported)
+	m, mapped := e.dev.(ascendrt.Mapper)
+	if !mapped && e.copier == nil {
+		var err error
+		if e.copier, err = newCopier(e.dev); err != nil {
+			return nil, fmt.Errorf("kv regions of %s memory: %w", e.dev.Caps().Backend, err)
+		}
 	}
 	var out []connector.Region
 	for l, kv := range e.kv {
@@ -72,11 +74,15 @@ func (e *Executor) Regions() ([]connector.Region, error) {
 			name string
 			buf  ascendrt.Buffer
 		}{{"k", kv.kb}, {"v", kv.vb}} {
-			b, err := m.Map(r.buf.View())
-			if err != nil {
-				return nil, fmt.Errorf("map kv region %s of layer %d: %w", r.name, l, err)
+			region := connector.Region{Layer: l, Name: r.name, BlockBytes: e.regionBytes(), Memory: deviceMemory{e.copier, r.buf}}
+			if mapped {
+				b, err := m.Map(r.buf.View())
+				if err != nil {
+					return nil, fmt.Errorf("map kv region %s of layer %d: %w", r.name, l, err)
+				}
+				region.Memory = hostMemory(b)
 			}
-			out = append(out, connector.Region{Layer: l, Name: r.name, BlockBytes: e.regionBytes(), Memory: hostMemory(b)})
+			out = append(out, region)
 		}
 	}
 	return out, nil
@@ -90,36 +96,6 @@ func (e *Executor) Buffers() []ascendrt.Buffer {
 	}
 	return out
 }
-
-// hostMemory is device memory that the CPU addresses.
-type hostMemory []byte
-
-var _ connector.HostMemory = hostMemory(nil)
-
-func (m hostMemory) Bytes() []byte { return m }
-
-// Size is the length in bytes.
-func (m hostMemory) Size() int64 { return int64(len(m)) }
-
-func (m hostMemory) ReadAt(p []byte, off int64) (int, error) {
-	if off < 0 || off > int64(len(m)) {
-		return 0, errOutside
-	}
-	n := copy(p, m[off:])
-	if n < len(p) {
-		return n, io.EOF
-	}
-	return n, nil
-}
-
-func (m hostMemory) WriteAt(p []byte, off int64) (int, error) {
-	if off < 0 || int64(len(p)) > int64(len(m))-off {
-		return 0, errOutside
-	}
-	return copy(m[off:], p), nil
-}
-
-var errOutside = errors.New("offset outside the kv region")
 
 // Noise overwrites one block in every layer with values of the size that real
 // keys and values have, drawn from seed. Tests of token identity do it once to

@@ -11,6 +11,8 @@ import (
 type ops struct {
 	embed, norm, addNorm, qNorm, kNorm, qkv, rope, scatter, attn, out, gateUp, swiglu, down, gather, head, argmax ascendrt.Op
 
+	fused *fusedOps // nil: the named ones above; else those are nil but attn
+
 	workspace int // bytes, the largest need of any
 	all       []ascendrt.Op
 }
@@ -39,11 +41,22 @@ func (e *Executor) planOps() (ops, error) {
 	norm := func(kind ascendrt.OpKind, dim, groups int) ascendrt.Op {
 		return plan(kind, t, ascendrt.NormAttr{Dim: dim, Groups: groups, Eps: c.NormEps})
 	}
+	if e.c.storage() == ascendrt.BFloat16 {
+		f, err := e.planFused()
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, ascendrt.ErrUnsupported) {
+			return f, err
+		}
+	}
 	o.embed = plan(ascendrt.OpEmbedding, t, ascendrt.EmbeddingAttr{Vocab: c.Vocab, Hidden: c.Hidden})
 	o.norm = norm(ascendrt.OpRMSNorm, c.Hidden, 1)
 	o.addNorm = norm(ascendrt.OpAddRMSNorm, c.Hidden, 1)
-	o.qNorm = norm(ascendrt.OpRMSNorm, c.HeadDim, c.Heads)
-	o.kNorm = norm(ascendrt.OpRMSNorm, c.HeadDim, c.KVHeads)
+	if c.HeadNorm {
+		o.qNorm = norm(ascendrt.OpRMSNorm, c.HeadDim, c.Heads)
+		o.kNorm = norm(ascendrt.OpRMSNorm, c.HeadDim, c.KVHeads)
+	}
 	o.qkv = matmul(t, c.Hidden, c.QWidth()+2*c.KVWidth())
 	o.rope = plan(ascendrt.OpRope, t, ascendrt.RopeAttr{Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, MaxPosition: e.c.MaxLen})
 	o.scatter = plan(ascendrt.OpKVScatter, t, ascendrt.ScatterAttr{KVHeads: c.KVHeads, HeadDim: c.HeadDim, BlockSize: e.c.BlockSize})

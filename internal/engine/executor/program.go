@@ -29,6 +29,9 @@ func (p program) ResultRows(s replay.Shape) int { return s.Reqs }
 func (p program) Record(r *replay.Pass) error {
 	e := p.e
 	t := r.Shape().Tokens
+	if e.ops.fused != nil {
+		return e.recordFused(r)
+	}
 	pass := pass{e: e, p: r, t: t}
 	pass.begin()
 	for l := range e.w.layers {

@@ -41,10 +41,14 @@ func (e *Executor) Submit(ctx context.Context, p *scheduler.Plan) (Step, error) 
 		Decision: p.Graph, Verdicts: p.Verdicts, Lengths: staged.Lengths, Starts: staged.Starts,
 		Inputs: func(c *ascendrt.Commands) {
 			staged.Upload(c)
-			e.feed(c, p)
+			if e.ops.fused == nil {
+				e.feed(c, p)
+			}
 		},
 		After: func(c *ascendrt.Commands, sampled ascendrt.Tensor) {
-			e.keep(c, p, sampled)
+			if e.ops.fused == nil {
+				e.keep(c, p, sampled)
+			}
 			c.Copy(out.buf.Slice(0, 4*p.Rows()), sampled.View.Slice(0, 4*p.Rows()))
 		},
 	})
@@ -126,7 +130,7 @@ func (e *Executor) follow(p *scheduler.Plan) error {
 		case p.Kinds[i] != scheduler.RowRunning:
 			e.release(s)
 			if len(e.free) == 0 {
-				return planError(p, i, "more than %d requests run", e.cells.Rows())
+				return planError(p, i, "more than %d requests run", e.cells.Rows()-1)
 			}
 			s.id, s.cell = id, e.free[len(e.free)-1]
 			e.free = e.free[:len(e.free)-1]

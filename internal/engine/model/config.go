@@ -1,11 +1,12 @@
 // Package model describes the transformers that the reference engine runs and
 // makes the weights of the built-in one.
 //
-// The architecture is Qwen3 (dense): pre-norm blocks of grouped-query attention
-// with an RMSNorm over each query and key head, rotary positions in the
-// half-split form, a SwiGLU feed-forward, a final RMSNorm, and logits through
-// the transposed embedding. Tensor names and shapes are those of its published
-// checkpoints, so that a loader of such files can stand beside the generator.
+// The architecture is Qwen3 (dense) or Llama 3: pre-norm blocks of grouped-query
+// attention, with an RMSNorm over each query and key head in Qwen3, rotary
+// positions in the half-split form, a SwiGLU feed-forward, a final RMSNorm, and
+// logits through the transposed embedding or a matrix of their own. Tensor names
+// and shapes are those of the published checkpoints. A Source gives the tensors:
+// generated Weights, a Checkpoint on disk, or Random.
 package model
 
 import (
@@ -24,8 +25,11 @@ type Config struct {
 	HeadDim      int     // width of a head; even
 	FFN          int     // inner width of the feed-forward
 	RopeTheta    float64 // base of the rotary frequencies
+	RopeScaling  Scaling // change of the rotary frequencies; zero: none
 	NormEps      float32 // added to the mean square in every RMSNorm
 	MaxPositions int     // longest sequence, prompt and output together
+	HeadNorm     bool    // an RMSNorm over each query and key head (Qwen3)
+	Tied         bool    // logits through the embedding instead of a matrix of their own
 }
 
 // Builtin is the model that the binary carries: 1.1 million parameters besides
@@ -34,7 +38,7 @@ type Config struct {
 func Builtin() Config {
 	return Config{
 		Name: "builtin", Vocab: 272, Hidden: 128, Layers: 4, Heads: 4, KVHeads: 2, HeadDim: 32,
-		FFN: 576, RopeTheta: 10000, NormEps: 1e-6, MaxPositions: 8192,
+		FFN: 576, RopeTheta: 10000, NormEps: 1e-6, MaxPositions: 8192, HeadNorm: true, Tied: true,
 	}
 }
 
@@ -63,6 +67,7 @@ func (c Config) Validate() error {
 	if c.RopeTheta <= 1 {
 		errs = append(errs, fmt.Errorf("rope theta is %g, must exceed 1", c.RopeTheta))
 	}
+	errs = append(errs, c.RopeScaling.validate())
 	return errors.Join(errs...)
 }
 

@@ -63,6 +63,8 @@ func Generate(c Config, s Scales, seed uint64, speakable func(token int) bool) W
 			scale = s.Up * norm
 		case kindDown:
 			scale = s.Down * norm
+		case kindHead:
+			scale = norm
 		}
 		full := float32(scale / laneSigma)
 		if t.kind != kindEmbed {

@@ -35,11 +35,15 @@ func (r *Reference) Step(token int) []float32 {
 		t := func(part string) []float32 { return r.w[LayerName(l, part)] }
 		x := rmsnorm(h, t("input_layernorm"), c.NormEps)
 		q, k, v := matvec(t("self_attn.q_proj"), x), matvec(t("self_attn.k_proj"), x), matvec(t("self_attn.v_proj"), x)
+		var qGain, kGain []float32
+		if c.HeadNorm {
+			qGain, kGain = t("self_attn.q_norm"), t("self_attn.k_norm")
+		}
 		for i := range c.Heads {
-			r.rotate(head(q, i, c.HeadDim), t("self_attn.q_norm"))
+			r.rotate(head(q, i, c.HeadDim), qGain)
 		}
 		for i := range c.KVHeads {
-			r.rotate(head(k, i, c.HeadDim), t("self_attn.k_norm"))
+			r.rotate(head(k, i, c.HeadDim), kGain)
 		}
 		r.keys[l] = append(r.keys[l], k...)
 		r.vals[l] = append(r.vals[l], v...)
@@ -57,15 +61,22 @@ func (r *Reference) Step(token int) []float32 {
 		add(h, matvec(t("mlp.down_proj"), gate))
 	}
 	r.n++
-	return matvec(r.w[EmbedName], rmsnorm(h, r.w[FinalNormName], c.NormEps))
+	out := r.w[EmbedName]
+	if !c.Tied {
+		out = r.w[HeadName]
+	}
+	return matvec(out, rmsnorm(h, r.w[FinalNormName], c.NormEps))
 }
 
-// rotate normalises one head in place and turns it to the current position.
+// rotate turns one head in place to the current position; with a gain it
+// normalises it before.
 func (r *Reference) rotate(x, gain []float32) {
-	copy(x, rmsnorm(x, gain, r.c.NormEps))
+	if gain != nil {
+		copy(x, rmsnorm(x, gain, r.c.NormEps))
+	}
 	half := len(x) / 2
 	for i := range half {
-		angle := float64(r.n) * math.Pow(r.c.RopeTheta, -float64(2*i)/float64(len(x)))
+		angle := float64(r.n) * r.c.frequency(i)
 		sin, cos := math.Sincos(angle)
 		a, b := float64(x[i]), float64(x[i+half])
 		x[i], x[i+half] = float32(a*cos-b*sin), float32(b*cos+a*sin)

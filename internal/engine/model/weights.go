@@ -5,8 +5,11 @@ import (
 	"unsafe"
 )
 
-// EmbedName is the embedding, which is also the output projection.
+// EmbedName is the embedding, and in tied models the output projection too.
 const EmbedName = "model.embed_tokens.weight"
+
+// HeadName is the output projection of models that are not tied.
+const HeadName = "lm_head.weight"
 
 // FinalNormName is the RMSNorm before the output projection.
 const FinalNormName = "model.norm.weight"
@@ -39,6 +42,7 @@ const (
 	kindO
 	kindUp
 	kindDown
+	kindHead
 )
 
 // LayerName is the full name of a tensor of one layer, for example
@@ -59,14 +63,20 @@ func (c Config) Tensors() []Tensor {
 		add("self_attn.k_proj", kindQK, c.KVWidth(), c.Hidden)
 		add("self_attn.v_proj", kindV, c.KVWidth(), c.Hidden)
 		add("self_attn.o_proj", kindO, c.Hidden, c.QWidth())
-		add("self_attn.q_norm", kindHeadNorm, c.HeadDim)
-		add("self_attn.k_norm", kindHeadNorm, c.HeadDim)
+		if c.HeadNorm {
+			add("self_attn.q_norm", kindHeadNorm, c.HeadDim)
+			add("self_attn.k_norm", kindHeadNorm, c.HeadDim)
+		}
 		add("post_attention_layernorm", kindNorm, c.Hidden)
 		add("mlp.gate_proj", kindUp, c.FFN, c.Hidden)
 		add("mlp.up_proj", kindUp, c.FFN, c.Hidden)
 		add("mlp.down_proj", kindDown, c.Hidden, c.FFN)
 	}
-	return append(out, Tensor{FinalNormName, []int{c.Hidden}, kindNorm})
+	out = append(out, Tensor{FinalNormName, []int{c.Hidden}, kindNorm})
+	if !c.Tied {
+		out = append(out, Tensor{HeadName, []int{c.Vocab, c.Hidden}, kindHead})
+	}
+	return out
 }
 
 // Weights holds the tensors of one model by name, fp32, row major.

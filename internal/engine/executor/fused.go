@@ -1,0 +1,108 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/graphs/replay"
+	"github.com/sluice-serving/sluice/internal/engine/model"
+)
+
+// fusedOps are the operations of a device that does several at once: six per
+// layer. They sum in an order of their own.
+type fusedOps struct {
+	embed, qkv, rotate, out, ffn, down, head, pick ascendrt.Op
+
+	attendOne ascendrt.Op // for graphs whose rows have one token
+}
+
+// planFused plans them; ErrUnsupported if the device lacks one.
+func (e *Executor) planFused() (ops, error) {
+	c := e.c.Model
+	var o ops
+	f := &fusedOps{}
+	t, r := e.maxTokens, e.maxReqs
+	attention := ascendrt.AttentionAttr{Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, BlockSize: e.c.BlockSize, Order: ascendrt.SumFree}
+	one := attention
+	one.MaxQuery = 1
+	for _, x := range []struct {
+		dst  *ascendrt.Op
+		kind ascendrt.OpKind
+		rows int
+		attr any
+	}{
+		{&f.embed, ascendrt.OpFeedEmbedding, t, ascendrt.FeedAttr{Vocab: c.Vocab, Hidden: c.Hidden}},
+		{&f.qkv, ascendrt.OpLinear, t, ascendrt.LinearAttr{In: c.Hidden, Out: c.QWidth() + 2*c.KVWidth(), Norm: true, Eps: c.NormEps}},
+		{&f.rotate, ascendrt.OpRotateWrite, t, ascendrt.RotateAttr{
+			Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, BlockSize: e.c.BlockSize, MaxPosition: e.c.MaxLen, Norm: c.HeadNorm, Eps: c.NormEps}},
+		{&o.attn, ascendrt.OpAttention, t, attention},
+		{&f.attendOne, ascendrt.OpAttention, t, one},
+		{&f.out, ascendrt.OpLinear, t, ascendrt.LinearAttr{In: c.QWidth(), Out: c.Hidden, Epilogue: ascendrt.EpilogueAdd}},
+		{&f.ffn, ascendrt.OpLinear, t, ascendrt.LinearAttr{In: c.Hidden, Out: c.FFN, Norm: true, Eps: c.NormEps, Epilogue: ascendrt.EpilogueSwiGLU}},
+		{&f.down, ascendrt.OpLinear, t, ascendrt.LinearAttr{In: c.FFN, Out: c.Hidden, Epilogue: ascendrt.EpilogueAdd}},
+		{&f.head, ascendrt.OpLinear, r, ascendrt.LinearAttr{In: c.Hidden, Out: c.Vocab, Norm: true, Eps: c.NormEps, Rows: true, Epilogue: ascendrt.EpilogueFloat}},
+		{&f.pick, ascendrt.OpPick, r, ascendrt.PickAttr{Dim: c.Vocab}},
+	} {
+		op, err := e.dev.Plan(ascendrt.OpSpec{Kind: x.kind, Type: e.c.storage(), MaxRows: x.rows, Attr: x.attr})
+		if err != nil {
+			return ops{}, errors.Join(fmt.Errorf("plan %s: %w", x.kind, err), o.close())
+		}
+		*x.dst = op
+		o.all = append(o.all, op)
+		o.workspace = max(o.workspace, op.Workspace())
+	}
+	o.fused = f
+	return o, nil
+}
+
+// recordFused writes one pass with fused operations.
+func (e *Executor) recordFused(r *replay.Pass) error {
+	f, a, s, t := e.ops.fused, &e.act, e.static, r.Shape().Tokens
+	op := func(o ascendrt.Op, args ...ascendrt.Tensor) { r.Commands().Op(o, r.Workspace(), args...) }
+	h := a.hidden.First(t)
+	op(f.embed, s.IDs.First(t), s.StateOut.First(t), e.cells, e.w.embed, h)
+	for l := range e.w.layers {
+		w, kv := &e.w.layers[l], &e.kv[l]
+		op(f.qkv, h, w.inNorm, w.qkv, a.qkv.First(t))
+		if e.c.Model.HeadNorm {
+			op(f.rotate, a.qkv.First(t), w.qNorm, w.kNorm, s.Positions.First(t), e.w.rope, s.Slots.First(t), kv.k, kv.v)
+		} else {
+			op(f.rotate, a.qkv.First(t), s.Positions.First(t), e.w.rope, s.Slots.First(t), kv.k, kv.v)
+		}
+		if err := r.Break(func(r *replay.Pass) error { return attend(e, r, l, t) }); err != nil {
+			return err
+		}
+		op(f.out, a.attended.First(t), w.out, h)
+		op(f.ffn, h, w.postNorm, w.gateUp, a.ffn.First(t))
+		op(f.down, a.ffn.First(t), w.down, h)
+	}
+	return r.Break(func(r *replay.Pass) error { return sample(e, r, t) })
+}
+
+// sampleFused takes the most likely token of every row and leaves it in the
+// row's cell too.
+func (e *Executor) sampleFused(p *replay.Pass, t int) error {
+	f, s, r := e.ops.fused, e.static, p.Shape().Reqs
+	logits := e.act.logits.First(r)
+	op := func(o ascendrt.Op, args ...ascendrt.Tensor) { p.Commands().Op(o, p.Workspace(), args...) }
+	op(f.head, e.act.hidden.First(t), e.w.norm, e.w.head, s.Rows.First(r), logits)
+	op(f.pick, logits, s.StateIn.First(r), e.cells, vector(p.Result(), r))
+	return nil
+}
+
+// fillNoise generates a tensor on the device.
+func (e *Executor) fillNoise(ctx context.Context, t ascendrt.Tensor, n model.Noise) error {
+	op, err := e.dev.Plan(ascendrt.OpSpec{Kind: ascendrt.OpNoise, Type: t.Type, Attr: ascendrt.NoiseAttr{Dim: t.RowLen(), Seed: n.Seed, Factor: n.Factor}})
+	if err != nil {
+		return err
+	}
+	var c ascendrt.Commands
+	c.Op(op, ascendrt.View{}, t)
+	p, _, err := e.stream.Submit(&c)
+	if err == nil {
+		err = p.Wait(ctx)
+	}
+	return errors.Join(err, op.Close())
+}
