@@ -6,8 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/backends"
 	"github.com/sluice-serving/sluice/graphs"
 	"github.com/sluice-serving/sluice/kvcache"
 )
@@ -17,10 +20,11 @@ import (
 type Config struct {
 	Model           string // "builtin", the default: the model that the binary carries
 	ServedModelName string // the name that requests use; default Model
-	Device          string // "host", the default
+	Device          string // "host", the default, "ascend" or "cuda", with ":n" for another ordinal than 0
+	DType           string // "float32" or "bfloat16"; "auto", the default: float32 on the host, bfloat16 elsewhere
 	DeviceWorkers   int    // CPU cores per operation of the host device; default all
 
-	BlockSize    int     // tokens per KV block; default 16
+	BlockSize    int     // tokens per KV block; default 16, on Ascend 128
 	KVBlocks     int     // blocks per rank besides the null block; default 2,048
 	NoPrefix     bool    // switches prefix caching off
 	MaxSeqs      int     // requests that run at once per rank; default 64
@@ -136,6 +140,12 @@ func (c Config) withDefaults() Config {
 	if c.Device == "" {
 		c.Device = "host"
 	}
+	if c.DType == "" {
+		c.DType = "auto"
+	}
+	if c.ascend() {
+		def(&c.BlockSize, ascendBlock)
+	}
 	def(&c.BlockSize, kvcache.DefaultBlockSize)
 	def(&c.KVBlocks, 2048)
 	def(&c.MaxSeqs, 64)
@@ -167,8 +177,19 @@ func (c Config) Validate() error {
 	if d.Model != "builtin" {
 		bad("unknown model %q (the binary carries \"builtin\")", d.Model)
 	}
-	if d.Device != "host" {
-		bad("unknown device %q (this engine runs on \"host\")", d.Device)
+	if _, _, err := backends.Find(d.Device); err != nil {
+		errs = append(errs, err)
+	}
+	if d.DType != "auto" && d.DType != "float32" && d.DType != "bfloat16" {
+		bad("unknown dtype %q (one of auto, float32, bfloat16)", d.DType)
+	}
+	if d.ascend() {
+		if d.BlockSize%ascendBlock != 0 || d.BlockSize > 4*ascendBlock {
+			bad("block-size is %d, must be 128, 256, 384 or 512 on Ascend", d.BlockSize)
+		}
+		if d.DType == "float32" {
+			bad("dtype is float32; attention on Ascend takes bfloat16")
+		}
 	}
 	for _, f := range []struct {
 		name   string
@@ -231,6 +252,23 @@ func (c Config) validateAppend() error {
 // appendPrefill reports whether append attempts are checked here.
 func (c Config) appendPrefill() bool {
 	return c.Additional.Scheduler.DecoderAppendPrefill && c.KVTransfer.Role == RoleConsumer
+}
+
+// ascendBlock is what the KV blocks of an Ascend device hold a multiple of, in tokens.
+const ascendBlock = 128
+
+func (c Config) ascend() bool {
+	name, _, _ := strings.Cut(c.Device, ":")
+	return name == "ascend"
+}
+
+// storage is the type of weights, activations and cache; defaults are filled in.
+func (c Config) storage() ascendrt.DType {
+	name, _, _ := strings.Cut(c.Device, ":")
+	if c.DType == "bfloat16" || c.DType == "auto" && name != "host" {
+		return ascendrt.BFloat16
+	}
+	return ascendrt.Float32
 }
 
 // Warnings lists choices that have no effect.

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-serving/sluice/ascendrt"
 )
 
 func TestParseConfigs(t *testing.T) {
@@ -36,7 +38,7 @@ func TestValidate(t *testing.T) {
 	role := func(r Role) KVTransfer { return KVTransfer{Connector: ConnectorPD, Role: r} }
 	for text, c := range map[string]Config{
 		"unknown model":                          {Model: "llama"},
-		"unknown device":                         {Device: "tpu"},
+		`device "tpu": there are`:                {Device: "tpu"},
 		"block-size is -1":                       {BlockSize: -1},
 		"num-kv-blocks is -5":                    {KVBlocks: -5},
 		"max-num-seqs is 100000":                 {MaxSeqs: 100000},
@@ -52,11 +54,27 @@ func TestValidate(t *testing.T) {
 		"unknown kv_load_failure_policy":         {KVTransfer: KVTransfer{LoadFailure: "ignore"}},
 		`needs kv_role kv_consumer, not ""`:      {Additional: appends},
 		`needs kv_role kv_consumer, not "kv`:     {Additional: appends, KVTransfer: role(RoleBoth)},
+		`unknown dtype "fp8"`:                    {DType: "fp8"},
+		"block-size is 64, must be 128":          {Device: "ascend", BlockSize: 64},
+		"attention on Ascend takes bfloat16":     {Device: "ascend:1", DType: "float32"},
 		"needs prefix caching":                   {Additional: appends, KVTransfer: role(RoleConsumer), NoPrefix: true},
 		"unknown decoder_append_prefill_profile": {Additional: Additional{Scheduler: SchedulerOptions{AppendProfile: "bold"}}},
 		"recompute_scheduler_enable needs":       {Additional: Additional{Scheduler: SchedulerOptions{Recompute: true}}},
 	} {
 		require.ErrorContains(t, c.Validate(), text)
+	}
+	for _, c := range []struct {
+		cfg   Config
+		block int
+		typ   ascendrt.DType
+	}{
+		{Config{}, 16, ascendrt.Float32}, {Config{DType: "bfloat16"}, 16, ascendrt.BFloat16},
+		{Config{Device: "ascend:3"}, 128, ascendrt.BFloat16}, {Config{Device: "cuda"}, 16, ascendrt.BFloat16},
+		{Config{Device: "cuda", DType: "float32", BlockSize: 32}, 32, ascendrt.Float32},
+	} {
+		d := c.cfg.withDefaults()
+		require.Equal(t, c.block, d.BlockSize)
+		require.Equal(t, c.typ, d.storage())
 	}
 	producer := Config{Additional: appends, KVTransfer: role(RoleProducer), NoPrefix: true}
 	require.NoError(t, producer.Validate())

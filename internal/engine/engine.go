@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-serving/sluice/ascendrt"
-	"github.com/sluice-serving/sluice/ascendrt/host"
+	"github.com/sluice-serving/sluice/ascendrt/backends"
 	"github.com/sluice-serving/sluice/graphs"
 	"github.com/sluice-serving/sluice/internal/engine/executor"
 	"github.com/sluice-serving/sluice/internal/engine/model"
@@ -118,7 +118,14 @@ func newRank(ctx context.Context, cfg Config, index int, base string, weights mo
 	}
 	if o.Open == nil {
 		o.Open = func(int) (ascendrt.Device, error) {
-			return (host.Backend{}).Open(0, ascendrt.OpenOptions{Workers: cfg.DeviceWorkers, Logger: r.log})
+			b, ordinal, err := backends.Find(cfg.Device)
+			if err != nil {
+				return nil, err
+			}
+			if b.Name() != "host" {
+				ordinal += index // the host has one device, for any number of ranks
+			}
+			return b.Open(ordinal, ascendrt.OpenOptions{Workers: cfg.DeviceWorkers, Logger: r.log})
 		}
 	}
 	dev, err := o.Open(index)
@@ -134,7 +141,7 @@ func newRank(ctx context.Context, cfg Config, index int, base string, weights mo
 	})
 	blocks := cfg.KVBlocks + 1
 	shape := executor.Config{
-		Model: builtinModel, Blocks: blocks, BlockSize: cfg.BlockSize, MaxSeqs: cfg.MaxSeqs, MaxTokens: cfg.MaxTokens,
+		Model: builtinModel, Type: cfg.storage(), Blocks: blocks, BlockSize: cfg.BlockSize, MaxSeqs: cfg.MaxSeqs, MaxTokens: cfg.MaxTokens,
 		MaxLen: cfg.MaxModelLen, InFlight: r.limit,
 		Graphs: graphs.Config{
 			Mode: cfg.GraphMode, Policy: cfg.GraphPolicy, MaxNumSeqs: cfg.MaxSeqs, MaxNumBatchedTokens: cfg.MaxTokens,

@@ -2,6 +2,7 @@ package executor
 
 import (
 	"context"
+	"io"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -279,6 +280,44 @@ func TestRegions(t *testing.T) {
 	b := regions[1].Memory.(connector.HostMemory).Bytes()
 	require.NotZero(t, b[3*regions[1].BlockBytes+2])
 	require.Zero(t, b[4*regions[1].BlockBytes+2])
+}
+
+// Where the CPU does not address the device's memory, regions copy.
+func TestRegionsOfFarMemory(t *testing.T) {
+	dev, err := (host.Backend{}).Open(0, ascendrt.OpenOptions{Workers: 1})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, dev.Close(context.Background())) }()
+	far := struct{ ascendrt.Device }{dev} // no Mapper
+	c := Config{
+		Model: model.Builtin(), Blocks: 200, BlockSize: 16, MaxSeqs: 1, MaxTokens: 8, MaxLen: 16,
+		Graphs: graphs.Config{Mode: graphs.ModeNone, MaxNumSeqs: 1, MaxNumBatchedTokens: 8},
+	}
+	e, err := New(t.Context(), far, c, weights())
+	require.NoError(t, err)
+	regions, err := e.Regions()
+	require.NoError(t, err)
+	m := regions[3].Memory
+	_, mapped := m.(connector.HostMemory)
+	require.False(t, mapped)
+	size := 200 * regions[3].BlockBytes
+	require.Greater(t, size, 2*copierBytes, "several pieces")
+	data := make([]byte, size-8)
+	for i := range data {
+		data[i] = byte(i * 7)
+	}
+	n, err := m.WriteAt(data, 8)
+	require.NoError(t, err)
+	require.Equal(t, len(data), n)
+	got := make([]byte, size)
+	n, err = m.ReadAt(got, 8)
+	require.ErrorIs(t, err, io.EOF)
+	require.Equal(t, data, got[:n])
+	_, err = m.WriteAt(make([]byte, 8), int64(size-4))
+	require.ErrorIs(t, err, errOutside)
+	_, err = m.ReadAt(make([]byte, 8), -1)
+	require.ErrorIs(t, err, errOutside)
+	require.NoError(t, e.Close())
+	require.Zero(t, dev.Live())
 }
 
 func TestWeightsThatDoNotFit(t *testing.T) {
