@@ -9,17 +9,16 @@ shift
 mkdir -p "$out"
 map=$out/hide.map
 {
-	echo '{'
-	for s in ${HIDE:-}; do echo "  local: $s;"; done
-	echo '};'
+	echo '{ global: acl*; Hccl*; sluice_emu_*; local:'
+	for s in ${HIDE:-}; do echo "  $s;"; done
+	echo '  *; };'
 } >"$map"
-[ -n "${HIDE:-}" ] && hide="-Wl,--version-script=$map" || hide=
 cd "$here"
 link() {
 	lib=$1
 	shift
 	# shellcheck disable=SC2086
-	${CXX:-c++} -std=c++17 -O2 -g -Wall -Wextra -ffp-contract=off -fno-math-errno -fvisibility=hidden -fPIC -shared $hide \
+	${CXX:-c++} -std=c++17 -O2 -g -Wall -Wextra -ffp-contract=off -fno-math-errno -fvisibility=hidden -fPIC -shared -Wl,--version-script="$map" \
 		-Wl,-soname,"$lib" -Wl,-rpath,'$ORIGIN' "$@" -o "$out/$lib" -L"$out" -lpthread $flags
 }
 flags="$*"

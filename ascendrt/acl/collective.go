@@ -1,0 +1,137 @@
+//go:build cgo && linux
+
+package acl
+
+/*
+#include "shim.h"
+
+#cgo noescape asc_hccl_id
+#cgo nocallback asc_hccl_id
+#cgo noescape asc_hccl_init
+#cgo nocallback asc_hccl_init
+#cgo noescape asc_hccl_free
+#cgo nocallback asc_hccl_free
+*/
+import "C"
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+)
+
+const rootInfoBytes = C.sizeof_HcclRootInfo
+
+// communicator is a rank of an HCCL group.
+type communicator struct {
+	d          *device
+	raw        commPtr
+	rank, size int
+	ref        ascendrt.Ref
+}
+
+var _ ascendrt.Communicator = (*communicator)(nil)
+
+func (d *device) UniqueID() ([]byte, error) {
+	if err := d.alive(); err != nil {
+		return nil, err
+	}
+	if l := use(libHCCL); !l.ok {
+		return nil, unready("collectives", libHCCL, l.problem+": "+advice(libHCCL))
+	}
+	id := make([]byte, rootInfoBytes)
+	e := newErr()
+	if C.asc_hccl_id(d.ctx, (*C.HcclRootInfo)(unsafe.Pointer(&id[0])), &e) != 0 {
+		return nil, d.failed("", &e)
+	}
+	return id, nil
+}
+
+func (d *device) NewCommunicator(id []byte, rank, size int) (ascendrt.Communicator, error) {
+	if err := d.alive(); err != nil {
+		return nil, err
+	}
+	if l := use(libHCCL); !l.ok {
+		return nil, unready("collectives", libHCCL, l.problem+": "+advice(libHCCL))
+	}
+	if len(id) != rootInfoBytes || size < 1 || rank < 0 || rank >= size {
+		return nil, invalid("communicator", fmt.Sprintf("an id of %d bytes, rank %d of %d", len(id), rank, size), ascendrt.ErrInvalid)
+	}
+	c := &communicator{d: d, rank: rank, size: size}
+	e := newErr()
+	if C.asc_hccl_init(d.ctx, (*C.HcclRootInfo)(unsafe.Pointer(&id[0])), C.uint32_t(rank), C.uint32_t(size), &c.raw, &e) != 0 {
+		return nil, d.failed("", &e)
+	}
+	c.ref = d.refs.Add(c)
+	d.handles.Lock()
+	d.ncomms++
+	d.handles.Unlock()
+	return c, nil
+}
+
+func (c *communicator) Rank() int         { return c.rank }
+func (c *communicator) Size() int         { return c.size }
+func (c *communicator) Ref() ascendrt.Ref { return c.ref }
+
+// Close leaves the group. On a lost device nothing is left to give back.
+func (c *communicator) Close() error {
+	d := c.d
+	if d.closed.Load() || !d.refs.Remove(c.ref) {
+		return nil
+	}
+	d.give(&d.ncomms)
+	if d.lostError() != nil {
+		return nil
+	}
+	return d.commFree(c.raw)
+}
+
+func (d *device) commFree(raw commPtr) error {
+	e := newErr()
+	if C.asc_hccl_free(d.ctx, raw, &e) != 0 {
+		return d.failed("", &e)
+	}
+	return nil
+}
+
+// hcclTypes are the numbers that HCCL gives to types.
+var hcclTypes = map[ascendrt.DType]uint64{
+	ascendrt.Int32: C.SL_HCCL_INT32, ascendrt.Float16: C.SL_HCCL_FP16, ascendrt.Float32: C.SL_HCCL_FP32, ascendrt.Int64: C.SL_HCCL_INT64,
+	ascendrt.Uint8: C.SL_HCCL_UINT8, ascendrt.BFloat16: C.SL_HCCL_BFP16,
+}
+
+// collective translates one.
+func (t *translator) collective(r ascendrt.Record) error {
+	c, err := handle[*communicator](t.d, r.A[0], "communicator")
+	if err != nil {
+		return err
+	}
+	typ := ascendrt.DType(r.A[4])
+	number, ok := hcclTypes[typ]
+	if !ok {
+		return fmt.Errorf("type %v: %w", typ, ascendrt.ErrUnsupported)
+	}
+	n := int(r.A[3])
+	if n == 0 {
+		return nil
+	}
+	src, dst := n*typ.Size(), n*typ.Size()
+	kind := uint32(recReduce)
+	op := [...]uint64{C.SL_HCCL_SUM, C.SL_HCCL_MAX, C.SL_HCCL_MIN}[min(r.A[5], 2)]
+	switch r.Kind {
+	case ascendrt.KindGatherAll:
+		kind, dst = recGatherAll, dst*c.size
+	case ascendrt.KindAllToAll:
+		kind, src, dst = recAllToAll, src*c.size, dst*c.size
+	}
+	if _, err := t.memory(r.A[1], src); err != nil {
+		return fmt.Errorf("source: %w", err)
+	}
+	if _, err := t.memory(r.A[2], dst); err != nil {
+		return fmt.Errorf("destination: %w", err)
+	}
+	t.nodes++
+	t.record(kind, 0, word(c.raw), r.A[1], r.A[2], uint64(n), number, op)
+	return nil
+}

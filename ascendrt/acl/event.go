@@ -1,0 +1,123 @@
+//go:build cgo && linux
+
+package acl
+
+import (
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
+)
+
+type eventState struct {
+	kind ascendrt.EventKind
+	raw  eventPtr
+	// Of an external event: a record was submitted that no wait has consumed.
+	pending atomic.Bool
+}
+
+type event struct {
+	d       *device
+	state   *eventState
+	ref     ascendrt.Ref
+	cleanup runtime.Cleanup
+}
+
+var _ ascendrt.Event = (*event)(nil)
+
+func (d *device) NewEvent(k ascendrt.EventKind) (ascendrt.Event, error) {
+	if err := d.alive(); err != nil {
+		return nil, err
+	}
+	var flags uint32
+	switch k {
+	case ascendrt.EventOrder:
+		flags = eventSync
+	case ascendrt.EventTiming:
+		flags = eventSync | eventTimeLine
+	case ascendrt.EventExternal:
+		flags = eventExternal
+	case ascendrt.EventIPC:
+		return nil, invalid("event", "this backend shares no events between processes", ascendrt.ErrUnsupported)
+	default:
+		return nil, invalid("event", "unknown kind "+itoa(int(k)), ascendrt.ErrInvalid)
+	}
+	if err := d.take(&d.nevents, d.opts.MaxEvents, "event"); err != nil {
+		return nil, err
+	}
+	raw, err := d.eventNew(flags)
+	if err != nil {
+		d.give(&d.nevents)
+		return nil, err
+	}
+	e := &event{d: d, state: &eventState{kind: k, raw: raw}}
+	e.ref = d.refs.Add(e.state)
+	e.cleanup = runtime.AddCleanup(e, d.leaks.Report, handles.Dropped{What: "event"})
+	return e, nil
+}
+
+func (e *event) Ref() ascendrt.Ref { return e.ref }
+
+// hold keeps the event's handle alive until release is called.
+func (e *event) hold() (release func(), err error) {
+	if err := e.d.alive(); err != nil {
+		return nil, err
+	}
+	e.d.life.RLock()
+	if _, ok := lookupEvent(e.d, e.ref); !ok {
+		e.d.life.RUnlock()
+		return nil, invalid("event", "closed before", ascendrt.ErrClosed)
+	}
+	return e.d.life.RUnlock, nil
+}
+
+func (e *event) Done() (bool, error) {
+	release, err := e.hold()
+	if err != nil {
+		return false, err
+	}
+	defer release()
+	if e.state.kind == ascendrt.EventExternal && !e.state.pending.Load() {
+		return true, nil // never recorded, or its record was consumed
+	}
+	return e.d.eventDone(e.state.raw)
+}
+
+func (e *event) Elapsed(since ascendrt.Event) (time.Duration, error) {
+	from, ok := since.(*event)
+	if !ok || from.d != e.d {
+		return 0, invalid("elapsed", "the events belong to different devices", ascendrt.ErrInvalid)
+	}
+	release, err := e.hold()
+	if err != nil {
+		return 0, err
+	}
+	defer release()
+	if _, ok := lookupEvent(e.d, from.ref); !ok {
+		return 0, invalid("elapsed", "an event was closed before", ascendrt.ErrClosed)
+	}
+	if e.state.kind != ascendrt.EventTiming || from.state.kind != ascendrt.EventTiming {
+		return 0, invalid("elapsed", "both events must be of kind timing", ascendrt.ErrInvalid)
+	}
+	return e.d.eventElapsed(from.state.raw, e.state.raw)
+}
+
+func (e *event) Close() error {
+	if e.d.closed.Load() {
+		e.cleanup.Stop()
+		return nil
+	}
+	e.d.life.Lock()
+	defer e.d.life.Unlock()
+	if !e.d.refs.Remove(e.ref) {
+		return nil
+	}
+	e.cleanup.Stop()
+	e.d.give(&e.d.nevents)
+	if e.d.lostError() == nil {
+		e.d.eventFree(e.state.raw)
+	}
+	return nil
+}

@@ -1,0 +1,423 @@
+//go:build cgo && linux
+
+package acl
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
+)
+
+type graphState struct {
+	raw     graphPtr
+	ref     ascendrt.Ref
+	count   int
+	streams int
+	tail    eventPtr  // recorded behind each launch
+	update  streamPtr // where task groups are issued again; nil without targets
+
+	order sync.Mutex // held while a launch reaches the runtime
+
+	mu             sync.Mutex
+	closed         bool
+	byRef          map[ascendrt.OpRef]*target
+	targets        []*target
+	allocs         []*alloc      // pinned by the capture
+	waits, records []*eventState // external events
+	last           []ascendrt.Point
+}
+
+// target is an updatable command.
+type target struct {
+	gate  eventPtr // the graph waits for it before the command
+	group groupPtr
+	live  bool // false: the command did nothing
+	raw   bool // a launch of a kernel
+
+	op     *opState
+	ws     ascendrt.View
+	args   []ascendrt.Tensor
+	slots  [][]int64
+	record []uint64 // what a launch issues again
+	allocs []*alloc // pinned by updates
+}
+
+type graph struct {
+	d       *device
+	state   *graphState
+	cleanup runtime.Cleanup
+}
+
+var _ ascendrt.Graph = (*graph)(nil)
+
+// launched notes the point behind which the graph is idle.
+func (g *graphState) launched(p ascendrt.Point) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for i := range g.last {
+		if g.last[i].Stream == p.Stream {
+			g.last[i] = p
+			return
+		}
+	}
+	g.last = append(g.last, p)
+}
+
+// launch translates a launch: it runs behind the launch before it, wherever
+// that was, and its updatable commands are issued again behind that one too.
+func (t *translator) launch(g *graphState) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	t.graphs = append(t.graphs, g)
+	for _, e := range g.waits {
+		e.pending.Store(false)
+	}
+	for _, e := range g.records {
+		e.pending.Store(true)
+	}
+	if g.update != nil {
+		t.record(recStream, 0, word(g.update))
+		t.record(recWait, 0, word(g.tail))
+		t.record(recStream, 0, word(t.current.raw))
+	}
+	t.record(recWait, 0, word(g.tail))
+	t.record(recGraph, 0, word(g.raw))
+	t.record(recRecord, 0, word(g.tail))
+	if g.update == nil {
+		return
+	}
+	t.record(recStream, 0, word(g.update))
+	for _, x := range g.targets {
+		if !x.live {
+			continue
+		}
+		t.record(recUpdateBegin, 0, word(x.group))
+		at := len(t.words)
+		t.words = append(t.words, x.record...)
+		for ; at < len(t.words); at += recWords + int(t.words[at]>>32) {
+			t.words[at+1] = uint64(uint32(t.index))
+		}
+		t.record(recUpdateEnd, 0)
+		t.record(recSignal, 0, word(x.gate)) // also behind an error: the graph waits for it
+	}
+	t.record(recStream, 0, word(t.current.raw))
+}
+
+func (d *device) Capture(st ascendrt.Stream, c *ascendrt.Commands, o ascendrt.CaptureOptions) (ascendrt.Graph, error) {
+	if err := d.alive(); err != nil {
+		return nil, err
+	}
+	s, ok := st.(*stream)
+	if !ok || s.d != d {
+		return nil, invalid("capture", "the stream is of another device", ascendrt.ErrInvalid)
+	}
+	d.life.RLock()
+	defer d.life.RUnlock()
+	if _, ok := handles.Lookup[*stream](&d.refs, s.ref); !ok {
+		return nil, invalid("capture", "the stream was closed before", ascendrt.ErrClosed)
+	}
+	external := func(ref ascendrt.Ref) bool {
+		e, ok := lookupEvent(d, ref)
+		return ok && e.kind == ascendrt.EventExternal
+	}
+	if err := ascendrt.CheckCapture(c, name, s.ref, external); err != nil {
+		return nil, err
+	}
+	if err := checkUpdatable(c, o.Updatable); err != nil {
+		return nil, err
+	}
+	if err := d.take(&d.ngraphs, d.opts.MaxGraphs, "capture"); err != nil {
+		return nil, err
+	}
+	g := &graphState{byRef: map[ascendrt.OpRef]*target{}}
+	if err := d.captureInto(g, s, c, o); err != nil {
+		d.give(&d.ngraphs)
+		g.end(d)
+		return nil, err
+	}
+	for _, a := range g.allocs {
+		a.graphs.Add(1)
+	}
+	h := &graph{d: d, state: g}
+	g.ref = d.refs.Add(g)
+	h.cleanup = runtime.AddCleanup(h, d.leaks.Report, handles.Dropped{What: "graph"})
+	return h, nil
+}
+
+// checkUpdatable looks whether the named commands are operations or launches.
+func checkUpdatable(c *ascendrt.Commands, refs []ascendrt.OpRef) error {
+	found := 0
+	for r := range ascendrt.Records(c.Words()) {
+		if !slices.Contains(refs, ascendrt.OpRef(r.Index)) {
+			continue
+		}
+		if r.Kind != ascendrt.KindOp && r.Kind != ascendrt.KindLaunch {
+			return invalid("capture", "updatable command "+itoa(r.Index)+" is no operation", ascendrt.ErrInvalid)
+		}
+		found++
+	}
+	if found < len(refs) && c.Err() == nil {
+		return invalid("capture", "an updatable command is not in the buffer, or is named twice", ascendrt.ErrInvalid)
+	}
+	return nil
+}
+
+// captureInto makes the runtime's graph under the locks of all streams in it.
+func (d *device) captureInto(g *graphState, s *stream, c *ascendrt.Commands, o ascendrt.CaptureOptions) (err error) {
+	for _, ref := range o.Updatable {
+		x := &target{}
+		if x.gate, err = d.eventNew(eventExternal); err != nil {
+			return err
+		}
+		g.targets = append(g.targets, x)
+		g.byRef[ref] = x
+	}
+	if len(g.targets) > 0 {
+		if !has("aclmdlRICaptureTaskUpdateBegin") {
+			return invalid("capture", "this CANN release updates no graph: capture without updatable commands", ascendrt.ErrUnsupported)
+		}
+		if g.update, err = d.streamNew(); err != nil {
+			return err
+		}
+	}
+	if g.tail, err = d.eventNew(eventSync); err != nil {
+		return err
+	}
+	t := &translator{}
+	t.reset(d, s, capturing)
+	t.updatable, t.targets = o.Updatable, g.targets
+	if _, err := t.translate(c); err != nil {
+		return err
+	}
+	g.count, g.streams = t.nodes, len(t.streams)
+	if g.update != nil {
+		g.streams++
+	}
+	g.allocs, g.waits, g.records = t.allocs, t.waits, t.records
+	locked := slices.Clone(t.streams)
+	slices.SortFunc(locked, func(a, b *stream) int { return cmp.Compare(a.ref, b.ref) })
+	for _, x := range locked {
+		x.submit.Lock()
+	}
+	captures.Lock()
+	defer func() {
+		captures.Unlock()
+		for _, x := range locked {
+			x.submit.Unlock()
+		}
+	}()
+	groups := make([]groupPtr, len(g.targets))
+	if g.raw, err = d.captureGraph(s.raw, t.words, groups); err != nil {
+		var e *ascendrt.Error
+		if errors.As(err, &e) && e.Class == ascendrt.ErrInvalid {
+			e.Class = ascendrt.ErrCapture // the shape runs eagerly from now on
+		}
+		return err
+	}
+	for i, x := range g.targets {
+		x.group = groups[i]
+	}
+	return nil
+}
+
+// end gives everything of an idle graph back.
+func (g *graphState) end(d *device) {
+	if d.lostError() != nil {
+		return
+	}
+	if g.raw != nil {
+		d.graphFree(g.raw)
+	}
+	for _, x := range g.targets {
+		if x.gate != nil {
+			d.eventFree(x.gate)
+		}
+	}
+	if g.tail != nil {
+		d.eventFree(g.tail)
+	}
+	if g.update != nil {
+		d.streamFree(g.update)
+	}
+	g.raw, g.tail, g.update, g.targets = nil, nil, nil, nil
+}
+
+func (g *graph) Ref() ascendrt.Ref { return g.state.ref }
+
+func (g *graph) Info() ascendrt.GraphInfo {
+	return ascendrt.GraphInfo{Nodes: g.state.count, Streams: g.state.streams}
+}
+
+// Update translates each changed command again, for the launches that follow.
+// It asks the first phase of each operator, so that a launch is not the first
+// to find out what is wrong.
+func (g *graph) Update(u []ascendrt.Slot) error {
+	d, s := g.d, g.state
+	if err := d.alive(); err != nil {
+		return err
+	}
+	d.life.RLock()
+	defer d.life.RUnlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return invalid("graph update", "the graph was closed before", ascendrt.ErrClosed)
+	}
+	next := map[*target]*target{}
+	var order []*target
+	var refs []ascendrt.OpRef
+	for _, v := range u {
+		old := s.byRef[v.Op]
+		if old == nil {
+			return invalid("graph update", "command "+itoa(int(v.Op))+" was not captured as updatable", ascendrt.ErrGraphUpdate)
+		}
+		x := next[old]
+		if x == nil {
+			c := *old
+			c.args, c.slots, c.record = slices.Clone(c.args), slices.Clone(c.slots), slices.Clone(c.record)
+			x = &c
+			next[old] = x
+			order, refs = append(order, old), append(refs, v.Op)
+		}
+		if err := x.set(v); err != nil {
+			return invalid("graph update", fmt.Sprintf("command %d: %v", v.Op, err), ascendrt.ErrGraphUpdate)
+		}
+	}
+	for i, old := range order {
+		if err := next[old].again(d, old); err != nil {
+			if lost := d.lostError(); lost != nil {
+				return lost
+			}
+			return invalid("graph update", fmt.Sprintf("command %d: %v", refs[i], err), ascendrt.ErrGraphUpdate)
+		}
+	}
+	for _, old := range order {
+		x := next[old]
+		for _, a := range old.allocs {
+			a.graphs.Add(-1)
+		}
+		for _, a := range x.allocs {
+			a.graphs.Add(1)
+		}
+		*old = *x
+	}
+	return nil
+}
+
+// set applies one slot value.
+func (x *target) set(v ascendrt.Slot) error {
+	if x.raw { // slots of a launch are its argument words
+		if len(v.I64) != 1 || v.Slot < 0 || recWords+v.Slot >= len(x.record) {
+			return fmt.Errorf("a launch has %d argument words; slot %d takes one value", max(0, len(x.record)-recWords), v.Slot)
+		}
+		x.record[recWords+v.Slot] = uint64(v.I64[0])
+		return nil
+	}
+	infos := x.op.slots
+	if v.Slot < 0 || v.Slot >= len(infos) {
+		return fmt.Errorf("slot %d does not exist", v.Slot)
+	}
+	if infos[v.Slot].Kind == ascendrt.SlotInts {
+		for len(x.slots) <= v.Slot {
+			x.slots = append(x.slots, nil)
+		}
+		x.slots[v.Slot] = slices.Clone(v.I64)
+		return nil
+	}
+	t := &x.args[v.Slot-(len(infos)-len(x.args))]
+	if !v.Addr.Valid() || v.Addr.Len < t.Bytes() {
+		return fmt.Errorf("slot %s: the new place is shorter than the tensor", infos[v.Slot].Name)
+	}
+	t.View = v.Addr
+	return nil
+}
+
+// again translates an operation with its new arguments and checks it against
+// what was captured: the same operators over the same shapes.
+func (x *target) again(d *device, old *target) error {
+	if x.op == nil {
+		return nil
+	}
+	t := &translator{}
+	t.reset(d, nil, capturing)
+	t.slots = x.slots
+	if err := t.op(x.op, x.ws, x.args); err != nil {
+		return err
+	}
+	if !x.live {
+		if len(t.words) > 0 {
+			return errors.New("the command did nothing when it was captured")
+		}
+		return nil
+	}
+	if !sameCalls(t.words, old.record) {
+		return errors.New("the operators or their shapes are not those that were captured")
+	}
+	for at := 0; at < len(t.words); at += recWords + int(t.words[at]>>32) {
+		n, err := d.aclnnNeed(t.words[at+recWords:][:t.words[at]>>32])
+		if err != nil {
+			return err
+		}
+		if room := int(t.words[at+3]); n > room {
+			return fmt.Errorf("the workspace has %d bytes for it; %d are needed", room, n)
+		}
+	}
+	x.record, x.allocs = t.words, t.allocs
+	return nil
+}
+
+// sameCalls compares operators, and the types and shapes of their tensors; host
+// values and addresses may differ.
+func sameCalls(a, b []uint64) bool {
+	for len(a) > 0 && len(b) > 0 {
+		n, m := int(a[0]>>32), int(b[0]>>32)
+		x, y := a[recWords:recWords+n], b[recWords:recWords+m]
+		if x[0] != y[0] {
+			return false
+		}
+		for i := range int(x[0] >> 16 & 0xff) {
+			p, q := x[1+i*tensorWords:][:tensorWords], y[1+i*tensorWords:][:tensorWords]
+			if !slices.Equal(p[1:], q[1:]) {
+				return false
+			}
+		}
+		a, b = a[recWords+n:], b[recWords+m:]
+	}
+	return len(a) == len(b)
+}
+
+func (g *graph) Close() error {
+	d, s := g.d, g.state
+	d.life.Lock() // no submission is about to launch it
+	defer d.life.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	g.cleanup.Stop()
+	if d.closed.Load() {
+		return nil
+	}
+	for _, a := range s.allocs {
+		a.graphs.Add(-1)
+	}
+	for _, x := range s.targets {
+		for _, a := range x.allocs {
+			a.graphs.Add(-1)
+		}
+	}
+	d.refs.Remove(s.ref)
+	d.give(&d.ngraphs)
+	if d.lostError() == nil {
+		d.later(s.last, func() { s.end(d) })
+	}
+	return nil
+}

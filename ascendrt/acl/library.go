@@ -1,0 +1,164 @@
+//go:build cgo && linux
+
+package acl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+)
+
+// loadedLibrary is one vendor library, opened at first use and kept for the
+// life of the process: a driver is never unloaded.
+type loadedLibrary struct {
+	once     sync.Once
+	ok       bool
+	path     string
+	problem  string
+	version  string
+	restored int // signal handlers that the library replaced and we put back
+	absent   []string
+}
+
+var libraries [libraryCount]loadedLibrary
+
+// sonames in the order of preference, and the variable that overrides them.
+var sonames = [libraryCount][]string{
+	libACL:   {"libascendcl.so", "libacl_rt.so"},
+	libNNOP:  {"libnnopbase.so"},
+	libOPAPI: {"libopapi.so"},
+	libHCCL:  {"libhccl.so"},
+}
+
+var overrides = [libraryCount]string{"SLUICE_ACL_LIB", "SLUICE_NNOPBASE_LIB", "SLUICE_OPAPI_LIB", "SLUICE_HCCL_LIB"}
+
+// folders are the places behind the loader's own, best first: beside the
+// library that SLUICE_ACL_LIB names, then those of an installation.
+func folders() []string {
+	var dirs []string
+	if p := os.Getenv(overrides[libACL]); filepath.IsAbs(p) {
+		dirs = append(dirs, filepath.Dir(p))
+	}
+	for _, v := range []string{"ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"} {
+		if h := os.Getenv(v); h != "" {
+			dirs = append(dirs, filepath.Join(h, "lib64"))
+		}
+	}
+	return append(dirs, "/usr/local/Ascend/cann/lib64", "/usr/local/Ascend/ascend-toolkit/latest/lib64")
+}
+
+// candidates lists what to try; all: every one of them is wanted.
+func candidates(l library) (list []string, all bool) {
+	if p := os.Getenv(overrides[l]); p != "" {
+		return []string{p}, false
+	}
+	dirs := folders()
+	own := os.Getenv(overrides[libACL]) != ""
+	if l == libOPAPI {
+		for _, d := range dirs {
+			// The operators of newer releases are split; the split files and the old
+			// one must not meet in a process.
+			if split, _ := filepath.Glob(filepath.Join(d, "libopapi_*.so")); len(split) > 0 {
+				slices.Sort(split)
+				if c := filepath.Join(d, "libcust_opapi.so"); fileExists(c) {
+					split = append([]string{c}, split...)
+				}
+				return split, true
+			}
+		}
+	}
+	if own { // the libraries of one installation belong together
+		for _, s := range sonames[l] {
+			list = append(list, filepath.Join(dirs[0], s))
+		}
+	}
+	list = append(list, sonames[l]...)
+	for _, d := range dirs {
+		for _, s := range sonames[l] {
+			list = append(list, filepath.Join(d, s))
+		}
+	}
+	return list, false
+}
+
+func fileExists(p string) bool {
+	_, err := os.Stat(p)
+	return err == nil
+}
+
+// use opens the library, once, and what it needs before it.
+func use(l library) *loadedLibrary {
+	b := &libraries[l]
+	b.once.Do(func() {
+		if l != libACL {
+			if a := use(libACL); !a.ok {
+				b.problem = libACL.String() + " is not there"
+				return
+			}
+		}
+		list, all := candidates(l)
+		b.load(l, list, all)
+	})
+	return b
+}
+
+// advice is what to do about a missing library.
+func advice(l library) string {
+	switch l {
+	case libACL:
+		return "install CANN 8.1 or newer with the driver and source its set_env.sh, or set " + overrides[l] + " to its libascendcl.so"
+	case libNNOP, libOPAPI:
+		return "named operations need it: install CANN's operator package, or set ASCEND_HOME_PATH or " + overrides[l]
+	}
+	return "collectives need it: install CANN's HCCL, or set ASCEND_HOME_PATH or " + overrides[l]
+}
+
+// Probe opens the libraries and asks the runtime for its devices; it creates no
+// context.
+func (Backend) Probe(context.Context) (ascendrt.Report, error) {
+	var r ascendrt.Report
+	for l := libACL; l < libraryCount; l++ {
+		b := use(l)
+		lib := ascendrt.Library{Name: sonames[l][0], Path: b.path, Version: b.version}
+		if !b.ok {
+			lib.Problem = b.problem
+			if l != libACL {
+				r.Missing = append(r.Missing, fmt.Sprintf("%v: %s", l, advice(l)))
+			}
+		}
+		r.Libraries = append(r.Libraries, lib)
+		for _, s := range b.absent {
+			if b.ok {
+				r.Missing = append(r.Missing, s+" is absent from "+b.path)
+			}
+		}
+	}
+	if b := use(libACL); !b.ok {
+		r.Problem = fmt.Sprintf("%s: %s", b.problem, advice(libACL))
+		return r, nil
+	}
+	n, err := countDevices()
+	if err != nil {
+		r.Problem = err.Error()
+		var e *ascendrt.Error
+		if errors.As(err, &e) {
+			if a := adviceFor(e.Code); a != "" {
+				r.Problem += ": " + a
+			}
+		}
+		return r, nil
+	}
+	if n == 0 {
+		r.Problem = "the runtime sees no device: check npu-smi info and ASCEND_RT_VISIBLE_DEVICES"
+	}
+	for i := range n {
+		r.Devices = append(r.Devices, describe(i))
+	}
+	return r, nil
+}

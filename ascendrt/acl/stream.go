@@ -1,0 +1,310 @@
+//go:build cgo && linux
+
+package acl
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+)
+
+// waitSlice is how long one crossing waits at most: between slices the context
+// is looked at.
+const waitSlice = 2 * time.Millisecond
+
+// mark is an event recorded behind a submission.
+type mark struct {
+	seq uint64
+	ev  eventPtr
+}
+
+type stream struct {
+	d   *device
+	raw streamPtr
+	ref ascendrt.Ref
+
+	submit  sync.Mutex // held over a submission: buffers never interleave
+	stopped bool       // under submit
+	counted bool
+	seq     atomic.Uint64 // submitted
+	done    atomic.Uint64 // known to have passed
+
+	ring  sync.Mutex
+	marks []mark     // recorded and not yet seen to be reached, in order
+	spare []eventPtr // free to be recorded
+	freed bool       // the runtime's stream and events are gone
+	using sync.RWMutex
+}
+
+var _ ascendrt.Stream = (*stream)(nil)
+
+func (d *device) NewStream(ascendrt.StreamOptions) (ascendrt.Stream, error) {
+	if err := d.alive(); err != nil {
+		return nil, err
+	}
+	if err := d.take(&d.nstreams, d.opts.MaxStreams, "stream"); err != nil {
+		return nil, err
+	}
+	raw, err := d.streamNew()
+	if err != nil {
+		d.give(&d.nstreams)
+		return nil, err
+	}
+	s := &stream{d: d, raw: raw, counted: true}
+	s.ref = d.refs.Add(s)
+	d.handles.Lock()
+	if d.streams != nil {
+		d.streams[s] = true
+	}
+	d.handles.Unlock()
+	return s, nil
+}
+
+func (s *stream) Ref() ascendrt.Ref { return s.ref }
+
+// Submit translates the buffer, then replays it in one crossing under the locks
+// of all streams and graphs it uses, in the order of their refs.
+func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
+	d := s.d
+	if err := d.alive(); err != nil {
+		return ascendrt.Point{}, 0, err
+	}
+	d.life.RLock()
+	defer d.life.RUnlock()
+	t := translators.Get().(*translator)
+	defer translators.Put(t)
+	t.reset(d, s, submitting)
+	n, err := t.translate(c)
+	if err != nil && n == 0 {
+		return ascendrt.Point{}, 0, err
+	}
+	locked := append(t.locked[:0], t.streams...)
+	if len(locked) > 1 {
+		slices.SortFunc(locked, func(a, b *stream) int { return cmp.Compare(a.ref, b.ref) })
+	}
+	t.locked = locked
+	for _, x := range locked {
+		x.submit.Lock()
+	}
+	defer func() {
+		for _, x := range locked {
+			x.submit.Unlock()
+		}
+	}()
+	for _, x := range locked {
+		if x.stopped {
+			return ascendrt.Point{}, 0, invalid("submit", "a stream was closed before", ascendrt.ErrClosed)
+		}
+	}
+	for i, x := range t.streams {
+		ev, err := x.event()
+		if err != nil {
+			for k, ev := range t.signals {
+				t.streams[k].giveEvent(ev)
+			}
+			return ascendrt.Point{}, 0, err
+		}
+		t.signals = append(t.signals, ev)
+		if i > 0 || t.current != s {
+			t.record(recStream, 0, word(x.raw))
+		}
+		t.record(recSignal, 0, word(ev))
+	}
+	p := ascendrt.Point{Stream: s, Seq: s.seq.Load() + 1}
+	t.lockGraphs()
+	for _, g := range t.graphs {
+		g.launched(p)
+	}
+	rerr := d.replay(s.raw, t.words)
+	t.unlockGraphs()
+	for i, x := range t.streams {
+		x.ring.Lock()
+		x.marks = append(x.marks, mark{x.seq.Add(1), t.signals[i]})
+		x.ring.Unlock()
+	}
+	if rerr != nil {
+		var e *ascendrt.Error
+		if errors.As(rerr, &e) && e.Class != ascendrt.ErrDeviceLost && e.Command >= 0 {
+			n = e.Command
+		}
+		return p, n, rerr
+	}
+	return p, n, err
+}
+
+// event gives an event to record behind a submission.
+func (s *stream) event() (eventPtr, error) {
+	s.poll()
+	s.ring.Lock()
+	defer s.ring.Unlock()
+	if n := len(s.spare); n > 0 {
+		ev := s.spare[n-1]
+		s.spare = s.spare[:n-1]
+		return ev, nil
+	}
+	return s.d.eventNew(eventSync)
+}
+
+func (s *stream) giveEvent(ev eventPtr) {
+	s.ring.Lock()
+	s.spare = append(s.spare, ev)
+	s.ring.Unlock()
+}
+
+// poll asks for the events that lead the queue.
+func (s *stream) poll() {
+	s.ring.Lock()
+	defer s.ring.Unlock()
+	if s.freed {
+		return
+	}
+	n := 0
+	for ; n < len(s.marks); n++ {
+		done, err := s.d.eventDone(s.marks[n].ev)
+		if err != nil || !done {
+			break
+		}
+		s.spare = append(s.spare, s.marks[n].ev)
+		s.done.Store(s.marks[n].seq)
+	}
+	s.marks = s.marks[:copy(s.marks, s.marks[n:])]
+}
+
+// pending is the event of the first submission that is at least seq; nil if it
+// has passed.
+func (s *stream) pending(seq uint64) eventPtr {
+	s.ring.Lock()
+	defer s.ring.Unlock()
+	for _, m := range s.marks {
+		if m.seq >= seq {
+			return m.ev
+		}
+	}
+	return nil
+}
+
+// Done crosses only if the answer is not known yet.
+func (s *stream) Done(seq uint64) bool {
+	if s.d.lostError() != nil || seq > s.seq.Load() {
+		return false
+	}
+	if s.done.Load() >= seq {
+		return true
+	}
+	s.poll()
+	return s.done.Load() >= seq && s.d.lostError() == nil
+}
+
+// Wait polls for a while, then waits in C by slices.
+func (s *stream) Wait(ctx context.Context, seq uint64) error {
+	d := s.d
+	if err := d.lostError(); err != nil {
+		return err
+	}
+	if s.done.Load() >= seq {
+		return nil
+	}
+	if seq > s.seq.Load() {
+		return invalid("wait", "sequence number "+strconv.FormatUint(seq, 10)+" was never submitted", ascendrt.ErrInvalid)
+	}
+	for end := time.Now().Add(d.opts.WaitSpin); time.Now().Before(end); {
+		if s.Done(seq) {
+			return nil
+		}
+	}
+	for {
+		if err := ctx.Err(); err != nil {
+			if errors.Is(err, context.DeadlineExceeded) {
+				return invalid("wait", "sequence number "+strconv.FormatUint(seq, 10)+" is not done", ascendrt.ErrTimeout)
+			}
+			return err
+		}
+		slice := waitSlice
+		if at, ok := ctx.Deadline(); ok {
+			slice = max(0, min(slice, time.Until(at)))
+		}
+		if err := s.slice(seq, slice); err != nil {
+			return err
+		}
+		if s.Done(seq) {
+			return nil
+		}
+		if err := d.lostError(); err != nil {
+			return err
+		}
+	}
+}
+
+// slice waits in C for a while. An event that another submission records
+// meanwhile costs no more than the slice.
+func (s *stream) slice(seq uint64, at time.Duration) error {
+	s.using.RLock()
+	defer s.using.RUnlock()
+	s.ring.Lock()
+	freed := s.freed
+	s.ring.Unlock()
+	if freed {
+		if s.done.Load() >= seq {
+			return nil
+		}
+		return invalid("wait", "the stream was closed", ascendrt.ErrClosed)
+	}
+	ev := s.pending(seq)
+	if ev == nil {
+		return nil
+	}
+	_, err := s.d.eventWait(ev, at)
+	return err
+}
+
+func (s *stream) Close() error {
+	if s.d.closed.Load() || !s.d.refs.Remove(s.ref) {
+		return nil
+	}
+	d := s.d
+	s.submit.Lock()
+	s.stopped = true
+	s.submit.Unlock()
+	err := s.Wait(context.Background(), s.seq.Load())
+	d.handles.Lock()
+	delete(d.streams, s)
+	d.nstreams--
+	d.handles.Unlock()
+	if err != nil {
+		return err
+	}
+	d.reap()
+	d.life.Lock()
+	defer d.life.Unlock()
+	if !d.closed.Load() {
+		s.free()
+	}
+	return nil
+}
+
+// free gives the runtime's stream and events back; the stream is idle.
+func (s *stream) free() {
+	s.using.Lock()
+	defer s.using.Unlock()
+	s.ring.Lock()
+	defer s.ring.Unlock()
+	if s.freed {
+		return
+	}
+	s.freed = true
+	for _, m := range s.marks {
+		s.d.eventFree(m.ev)
+	}
+	for _, ev := range s.spare {
+		s.d.eventFree(ev)
+	}
+	s.marks, s.spare = nil, nil
+	s.d.streamFree(s.raw)
+}

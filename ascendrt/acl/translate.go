@@ -1,0 +1,401 @@
+//go:build cgo && linux
+
+package acl
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
+)
+
+// translator turns the records of a buffer, with our handles and checked
+// ranges, into records with the runtime's pointers, which C replays.
+type translator struct {
+	d       *device
+	mode    mode
+	words   []uint64
+	streams []*stream // used ones, the submitting one first
+	locked  []*stream
+	signals []eventPtr // by streams
+	current *stream
+	graphs  []*graphState
+	index   int
+	slots   [][]int64
+	args    []ascendrt.Tensor
+
+	emission emission
+
+	// Of a capture only.
+	updatable []ascendrt.OpRef
+	target    int // 1 + place in updatable of the command being translated
+	opened    bool
+	targets   []*target // by updatable
+	allocs    []*alloc
+	waits     []*eventState // external events that the graph consumes
+	records   []*eventState // and those that it records
+	nodes     int
+}
+
+type mode uint8
+
+const (
+	submitting mode = iota
+	capturing
+)
+
+var translators = sync.Pool{New: func() any { return new(translator) }}
+
+func (t *translator) reset(d *device, s *stream, m mode) {
+	clear(t.slots)
+	*t = translator{d: d, mode: m, words: t.words[:0], streams: append(t.streams[:0], s), locked: t.locked[:0], signals: t.signals[:0], current: s,
+		graphs: t.graphs[:0], slots: t.slots[:0], args: t.args[:0], emission: emission{calls: t.emission.calls[:0]}}
+}
+
+// record appends a translated record of up to six header words.
+func (t *translator) record(kind uint32, payload int, a ...uint64) {
+	var h [recWords]uint64
+	h[0] = uint64(kind) | uint64(payload)<<32
+	h[1] = uint64(uint32(t.index))
+	copy(h[2:], a)
+	t.words = append(t.words, h[:]...)
+}
+
+// aclnn appends a call of an operator with a workspace. The calls of an
+// updatable command stand in a task group, behind an event that its graph waits
+// for.
+func (t *translator) aclnn(call []uint64, ws uint64, n int, _ bool) {
+	t.open()
+	t.nodes++
+	t.record(recOp, len(call), ws, uint64(n))
+	t.words = append(t.words, call...)
+}
+
+func (t *translator) open() {
+	if t.target == 0 || t.opened {
+		return
+	}
+	t.opened = true
+	x := t.targets[t.target-1]
+	t.record(recWait, 0, word(x.gate))
+	t.record(recReset, 0, word(x.gate))
+	t.record(recGroupBegin, 0)
+}
+
+// translate works up to the first wrong command; n is its index, the number of
+// commands if there is none.
+func (t *translator) translate(c *ascendrt.Commands) (n int, err error) {
+	stop, wrong := c.ErrorAt()
+	for r := range ascendrt.Records(c.Words()) {
+		if wrong != nil && r.Index == stop {
+			return stop, wrong
+		}
+		t.index = r.Index
+		t.target, t.opened = 1+slices.Index(t.updatable, ascendrt.OpRef(r.Index)), false
+		before := len(t.words)
+		if err := t.one(r); err != nil {
+			t.words = t.words[:before]
+			return r.Index, t.commandError(r, err)
+		}
+		if t.opened {
+			t.targets[t.target-1].record = slices.Clone(t.words[before+3*recWords:])
+			t.targets[t.target-1].live = true
+			t.record(recGroupEnd, 0, uint64(t.target-1))
+		}
+	}
+	t.target = 0
+	return c.Len(), wrong
+}
+
+func (t *translator) commandError(r ascendrt.Record, err error) error {
+	var e *ascendrt.Error
+	if errors.As(err, &e) {
+		return err
+	}
+	class := ascendrt.ErrInvalid
+	for _, c := range []error{ascendrt.ErrClosed, ascendrt.ErrUnsupported, ascendrt.ErrCapture} {
+		if errors.Is(err, c) {
+			class = c
+		}
+	}
+	return &ascendrt.Error{Backend: name, Call: r.Kind.String(), Text: err.Error(), Command: r.Index, Class: class}
+}
+
+func handle[T any](d *device, ref uint64, what string) (T, error) {
+	v, ok := handles.Lookup[T](&d.refs, ascendrt.Ref(ref))
+	if !ok {
+		return v, fmt.Errorf("the %s was closed, or is of another device: %w", what, ascendrt.ErrClosed)
+	}
+	return v, nil
+}
+
+func lookupEvent(d *device, ref ascendrt.Ref) (*eventState, bool) {
+	return handles.Lookup[*eventState](&d.refs, ref)
+}
+
+// memory checks a range and notes its allocation for a capture.
+func (t *translator) memory(addr uint64, n int) (*alloc, error) {
+	a, err := t.d.find(addr, n)
+	if err == nil && t.mode == capturing {
+		t.allocs = append(t.allocs, a)
+	}
+	return a, err
+}
+
+func (t *translator) one(r ascendrt.Record) error {
+	if len(t.slots) > 0 && r.Kind != ascendrt.KindOp && r.Kind != ascendrt.KindSlot {
+		return fmt.Errorf("slot values stand before a command without slots: %w", ascendrt.ErrInvalid)
+	}
+	d := t.d
+	switch r.Kind {
+	case ascendrt.KindCopy:
+		return t.copy(r.A[0], r.A[1], int(r.A[2]), r.A[3])
+	case ascendrt.KindCopyBatch:
+		return t.batch(r.Payload)
+	case ascendrt.KindFill:
+		if r.A[1] == 0 {
+			return nil
+		}
+		a, err := t.memory(r.A[0], int(r.A[1]))
+		if err != nil {
+			return err
+		}
+		if a.host {
+			return fmt.Errorf("this device fills its own memory alone: %w", ascendrt.ErrUnsupported)
+		}
+		t.nodes++
+		t.record(recFill, 0, r.A[0], r.A[1], r.A[2], r.A[3])
+	case ascendrt.KindSlot:
+		return t.slot(r)
+	case ascendrt.KindOp:
+		o, err := handle[*opState](d, r.A[0], "operation")
+		if err != nil {
+			return err
+		}
+		t.args = t.args[:0]
+		for i := range int(r.A[3]) {
+			t.args = append(t.args, ascendrt.DecodeTensor(r.Payload[i*ascendrt.TensorWords:]))
+		}
+		ws := ascendrt.View{Addr: ascendrt.Addr(r.A[1]), Len: int(r.A[2]), Max: int(r.A[2])}
+		if t.target > 0 {
+			x := t.targets[t.target-1]
+			x.op, x.ws, x.args, x.slots = o, ws, slices.Clone(t.args), slices.Clone(t.slots)
+		}
+		err = t.op(o, ws, t.args)
+		t.slots = t.slots[:0]
+		return err
+	case ascendrt.KindLaunch:
+		return t.raw(r)
+	case ascendrt.KindRecord, ascendrt.KindWaitEvent:
+		e, err := handle[*eventState](d, r.A[0], "event")
+		if err != nil {
+			return err
+		}
+		if e.kind == ascendrt.EventExternal {
+			return t.external(e, r.Kind)
+		}
+		kind := uint32(recRecord)
+		if r.Kind == ascendrt.KindWaitEvent {
+			kind = recWait
+		}
+		t.record(kind, 0, word(e.raw))
+	case ascendrt.KindWaitPoint:
+		return t.waitPoint(r)
+	case ascendrt.KindStream:
+		s, err := handle[*stream](d, r.A[0], "stream")
+		if err != nil {
+			return err
+		}
+		if !slices.Contains(t.streams, s) {
+			t.streams = append(t.streams, s)
+		}
+		t.current = s
+		t.record(recStream, 0, word(s.raw))
+	case ascendrt.KindGraph:
+		g, err := handle[*graphState](d, r.A[0], "graph")
+		if err != nil {
+			return err
+		}
+		t.launch(g)
+	case ascendrt.KindReduce, ascendrt.KindGatherAll, ascendrt.KindAllToAll:
+		return t.collective(r)
+	default:
+		return fmt.Errorf("the ascend backend has no such command: %w", ascendrt.ErrUnsupported)
+	}
+	return nil
+}
+
+// external handles an event that is a flag of the hardware: a record sets it,
+// the wait behind it clears it again.
+func (t *translator) external(e *eventState, kind ascendrt.Kind) error {
+	switch {
+	case t.mode == capturing && kind == ascendrt.KindRecord:
+		t.records = append(t.records, e)
+	case t.mode == capturing:
+		t.waits = append(t.waits, e)
+	case kind == ascendrt.KindRecord:
+		if e.pending.Swap(true) {
+			return fmt.Errorf("the external event's last record was not waited for: %w", ascendrt.ErrInvalid)
+		}
+	case !e.pending.Swap(false):
+		return nil // nothing was recorded since the last wait
+	}
+	if kind == ascendrt.KindRecord {
+		t.record(recRecord, 0, word(e.raw))
+		return nil
+	}
+	t.record(recWait, 0, word(e.raw))
+	t.record(recReset, 0, word(e.raw))
+	return nil
+}
+
+func (t *translator) slot(r ascendrt.Record) error {
+	i := int(r.A[0])
+	if i >= 32 {
+		return fmt.Errorf("slot %d does not exist: %w", i, ascendrt.ErrInvalid)
+	}
+	for len(t.slots) <= i {
+		t.slots = append(t.slots, nil)
+	}
+	t.slots[i] = make([]int64, len(r.Payload))
+	for k, v := range r.Payload {
+		t.slots[i][k] = int64(v)
+	}
+	return nil
+}
+
+// waitPoint waits for the event behind the point's submission. Should that be
+// recorded again before this submission reaches the runtime, the stream waits
+// for the later record, which depends on nothing of this submission.
+func (t *translator) waitPoint(r ascendrt.Record) error {
+	if r.A[0] == 0 {
+		return nil
+	}
+	s, err := handle[*stream](t.d, r.A[0], "stream of the point")
+	if err != nil {
+		return err
+	}
+	if r.A[1] > s.seq.Load() {
+		return fmt.Errorf("the point was never submitted: %w", ascendrt.ErrInvalid)
+	}
+	if s == t.current || s.done.Load() >= r.A[1] {
+		return nil
+	}
+	if ev := s.pending(r.A[1]); ev != nil {
+		t.record(recWait, 0, word(ev))
+	}
+	return nil
+}
+
+func (t *translator) copy(dst, src uint64, n int, room uint64) error {
+	if n == 0 {
+		return nil
+	}
+	kind, room, err := t.direction(dst, src, n, room)
+	if err != nil {
+		return err
+	}
+	t.nodes++
+	t.record(recCopy, 0, dst, src, uint64(n), uint64(kind), room)
+	return nil
+}
+
+// direction gives the kind of a copy and the room behind its destination.
+func (t *translator) direction(dst, src uint64, n int, room uint64) (kind uint32, left uint64, err error) {
+	to, err := t.memory(dst, n)
+	if err != nil {
+		return 0, 0, fmt.Errorf("destination: %w", err)
+	}
+	from, err := t.memory(src, n)
+	if err != nil {
+		return 0, 0, fmt.Errorf("source: %w", err)
+	}
+	if dst < src+uint64(n) && src < dst+uint64(n) {
+		return 0, 0, fmt.Errorf("source and destination overlap: %w", ascendrt.ErrInvalid)
+	}
+	room = min(room, to.addr+uint64(to.n)-dst)
+	switch {
+	case to.host && from.host:
+		return 0, 0, fmt.Errorf("this device does not copy from host to host: use the CPU: %w", ascendrt.ErrUnsupported)
+	case from.host:
+		return copyToDevice, room, nil
+	case to.host:
+		return copyToHost, room, nil
+	}
+	return copyWithin, room, nil
+}
+
+func (t *translator) batch(p []uint64) error {
+	var dst, src, size, rooms []uint64
+	way := uint32(0)
+	for ; len(p) >= 4; p = p[4:] {
+		if p[2] == 0 {
+			continue
+		}
+		kind, room, err := t.direction(p[0], p[1], int(p[2]), p[3])
+		if err != nil {
+			return err
+		}
+		if way != 0 && kind != way {
+			return fmt.Errorf("one batch has one direction: %w", ascendrt.ErrInvalid)
+		}
+		way = kind
+		dst, src, size, rooms = append(dst, p[0]), append(src, p[1]), append(size, p[2]), append(rooms, room)
+	}
+	if len(dst) == 0 {
+		return nil
+	}
+	var direction uint64
+	switch way {
+	case copyToDevice:
+		direction = 1
+	case copyToHost:
+		direction = 2
+	}
+	t.record(recBatch, 4*len(dst), uint64(len(dst)), direction, uint64(t.d.info.Ordinal))
+	t.words = append(append(append(append(t.words, dst...), src...), size...), rooms...)
+	return nil
+}
+
+// raw translates a launch of a program's kernel: the arguments are 8-byte
+// words, and the grid is one number of blocks.
+func (t *translator) raw(r ascendrt.Record) error {
+	k, err := handle[*kernel](t.d, r.A[0], "kernel")
+	if err != nil {
+		return err
+	}
+	x, y, z := uint32(r.A[1]), uint32(r.A[1]>>32), uint32(r.A[2])
+	if x == 0 || max(y, 1) != 1 || max(z, 1) != 1 || r.A[4] != 0 {
+		return fmt.Errorf("kernel %s: a grid of %d×%d×%d blocks: this device takes X alone, and no shared memory: %w", k.name, x, y, z, ascendrt.ErrInvalid)
+	}
+	if t.target > 0 {
+		t.targets[t.target-1].raw = true
+	}
+	t.open()
+	t.nodes++
+	t.record(recLaunch, len(r.Payload), word(k.fn), uint64(x), 8*uint64(len(r.Payload)))
+	t.words = append(t.words, r.Payload...)
+	return nil
+}
+
+// lockGraphs holds the graphs of a submission, so that launches of one graph on
+// two streams reach the runtime in one order.
+func (t *translator) lockGraphs() {
+	if len(t.graphs) > 1 {
+		slices.SortFunc(t.graphs, func(a, b *graphState) int { return cmp.Compare(a.ref, b.ref) })
+		t.graphs = slices.Compact(t.graphs)
+	}
+	for _, g := range t.graphs {
+		g.order.Lock()
+	}
+}
+
+func (t *translator) unlockGraphs() {
+	for _, g := range t.graphs {
+		g.order.Unlock()
+	}
+}
