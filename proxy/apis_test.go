@@ -71,7 +71,8 @@ func TestOtherAPIs(t *testing.T) {
 				c.wantLegs(1, 1, 1)
 				line := c.traces(2)[1]
 				require.Equal(t, "local", line.Route)
-				if !(stream && strings.HasSuffix(api.path, "messages")) {
+				require.Equal(t, 100, line.Prompt)
+				if !(stream && strings.HasSuffix(api.path, "messages")) { // which tells none
 					require.Equal(t, 96, line.Cached)
 				}
 				refuse = true
@@ -93,4 +94,48 @@ func TestOtherAPIsCut(t *testing.T) {
 	r := c.post("/v1/responses", `{"model":"m","input":"q","stream":true}`)
 	require.Contains(t, r.body, `"delta":"hi"`)
 	require.Contains(t, r.body, `data: {"error":`)
+}
+
+// On the ordinary route the client sees the Prefiller's cached tokens, wherever
+// the usage stands; on a local hit the Decoder's.
+func TestOtherAPIsUsage(t *testing.T) {
+	started := strings.Replace(messagesStream, `{"input_tokens":100}`, `{"input_tokens":100,"cache_read_input_tokens":96}`, 1)
+	for _, api := range []struct{ path, body, whole, stream string }{
+		{"/v1/responses", `{"model":"m","input":"q"`, responsesWhole, strings.Replace(responsesStream, `{"id":"resp_1","usage":{`, `{"id":"resp_1","kv_transfer_params":{"resident_tokens":7},"usage":{`, 1)},
+		{"/v1/messages", `{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"q"}]`, messagesWhole, started},
+	} {
+		for _, stream := range []bool{false, true} {
+			c := start(t, setup{backend: func(b *backendtest.Backend) {
+				b.Hook = func(w http.ResponseWriter, _ *http.Request, rec backendtest.Record) bool {
+					switch {
+					case rec.Leg == "p":
+						answering(200, strings.ReplaceAll(api.whole, "96", "32"))(w, nil)
+					case stream:
+						w.Header().Set("Content-Type", "text/event-stream")
+						_, _ = io.WriteString(w, api.stream)
+					default:
+						answering(200, api.whole)(w, nil)
+					}
+					return true
+				}
+			}})
+			body := api.body + "}"
+			if stream {
+				body = api.body + `,"stream":true}`
+			}
+			for turn, want := range []string{`cached_tokens":32`, `cached_tokens":96`} {
+				if strings.HasSuffix(api.path, "messages") {
+					want = strings.Replace(want, "cached_tokens", "cache_read_input_tokens", 1)
+				}
+				r := c.post(api.path, body, "X-Session-ID", "s")
+				require.Contains(t, r.body, want, "%s %v", api.path, stream)
+				require.NotContains(t, r.body, "kv_transfer_params")
+				require.Equal(t, 1, strings.Count(r.body, "96")+strings.Count(r.body, "32"), r.body)
+				require.Equal(t, [2]int{32, 96}[turn], c.traces(turn + 1)[turn].Cached)
+			}
+			if stream && strings.HasSuffix(api.path, "responses") {
+				require.EqualValues(t, 7, c.proxy.Snapshot().Decoders[0].Ranks[0].ResidentTokens)
+			}
+		}
+	}
 }

@@ -3,6 +3,8 @@ package proxy
 import (
 	"github.com/sluice-serving/sluice/proxy/route"
 	"github.com/sluice-serving/sluice/proxy/splice"
+	"strconv"
+	"time"
 )
 
 // local makes the append-prefill attempt on the session's owner.
@@ -10,7 +12,7 @@ func (x *exchange) local(d route.Decision) result {
 	b := x.p.backend(d.Target.Decoder)
 	c := call{leg: route.LegLocal, id: x.id + "-local", target: d.Target, headers: b.Headers, limit: x.p.cfg.FirstTimeout}
 	if b.Params != nil {
-		c.edits = append(c.edits, splice.Set("kv_transfer_params", b.Params))
+		c.edits = append(c.edits, splice.Set("kv_transfer_params", attemptParams(b, d.RemoteETA)))
 	} else {
 		c.edits = append(c.edits, splice.Delete("kv_transfer_params"))
 	}
@@ -39,6 +41,19 @@ func (x *exchange) local(d route.Decision) result {
 	}
 	x.p.metrics.attempts.WithLabelValues(label).Inc()
 	return res
+}
+
+// attemptParams are the transfer parameters of an attempt, with what a
+// Prefiller would take where that is known.
+func attemptParams(b *Backend, eta time.Duration) []byte {
+	if !b.RemoteETA || eta <= 0 {
+		return b.Params
+	}
+	o, err := splice.Parse(b.Params)
+	if err != nil { // Validate has parsed it
+		panic(err)
+	}
+	return o.Apply(nil, splice.Set("remote_eta_ms", strconv.AppendFloat(nil, millis(eta), 'f', -1, 64)))
 }
 
 // askTokens asks a Decoder for token ids where the pool continues answers.

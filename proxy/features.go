@@ -16,9 +16,10 @@ type features struct {
 	stopReason   string
 	errorType    string
 	errorCode    string
-	isError      bool // it has an error member
-	prompt       int  // usage.prompt_tokens
-	completion   int  // usage.completion_tokens
+	isError      bool   // it has an error member
+	kind         string // type member of what has no choices
+	prompt       int    // usage.prompt_tokens
+	completion   int    // usage.completion_tokens
 	cached       int
 	hasUsage     bool
 }
@@ -77,6 +78,7 @@ func (f *features) typed(o *splice.Object) {
 	if f.choices >= 0 {
 		return
 	}
+	f.kind = kind
 	switch {
 	case kind == "content_block_delta" || strings.HasSuffix(kind, ".delta"):
 		f.output = filled(o.Raw("delta"))

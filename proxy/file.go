@@ -93,7 +93,8 @@ func (n *FileNode) UnmarshalYAML(node *yaml.Node) error {
 // FileAttempt is what a local attempt carries.
 type FileAttempt struct {
 	Headers map[string]string `yaml:"headers,omitempty"`
-	Params  map[string]any    `yaml:"params,omitempty"` // kv_transfer_params
+	Params  map[string]any    `yaml:"params,omitempty"`     // kv_transfer_params
+	ETA     bool              `yaml:"remote_eta,omitempty"` // add remote_eta_ms to them
 	Members map[string]any    `yaml:"members,omitempty"`
 }
 
@@ -308,7 +309,7 @@ func (p FilePool) backend() (Backend, error) {
 		return out
 	}
 	if a := p.Attempt; a != nil {
-		b.Headers, b.Members, b.Params = a.Headers, object(a.Members), nil
+		b.Headers, b.Members, b.Params, b.RemoteETA = a.Headers, object(a.Members), nil, a.ETA
 		if a.Params != nil {
 			raw, err := json.Marshal(a.Params)
 			if err != nil {
@@ -435,7 +436,7 @@ func filePool(name string, b Backend) (FilePool, error) {
 	}
 	pace := Duration(b.Guard.PaceTarget)
 	pool := FilePool{
-		Pool: name, Backend: b.Name, Attempt: &FileAttempt{Headers: b.Headers, Members: plain(b.Members)}, Prefill: &FilePrefill{Members: plain(b.PrefillMembers)},
+		Pool: name, Backend: b.Name, Attempt: &FileAttempt{Headers: b.Headers, Members: plain(b.Members), ETA: b.RemoteETA}, Prefill: &FilePrefill{Members: plain(b.PrefillMembers)},
 		Guard:    &FileGuard{&b.Guard.MaxSuffixTokens, &b.Guard.MaxAppendTokensInFlight, &b.Guard.MaxLocalAttempts, &pace, &b.Guard.RequireResident},
 		Refusals: []FileRefusal{}, Continue: &b.Continue, Broken: &b.ContinueBroken,
 	}

@@ -21,6 +21,10 @@ type Backend struct {
 	Headers map[string]string
 	// Params is the kv_transfer_params of local attempts; nil sends none.
 	Params json.RawMessage
+	// RemoteETA adds to them the member remote_eta_ms: how long the Prefillers
+	// would take for the prompt, where that is known. An engine with much to do
+	// can weigh it against its own.
+	RemoteETA bool
 	// Members are top-level body members of local attempts.
 	Members map[string]json.RawMessage
 	// PrefillMembers are top-level body members of prefill legs.
@@ -85,7 +89,7 @@ func Preset(name string) (Backend, error) {
 	switch name {
 	case "sluice":
 		return Backend{
-			Name: name, Headers: map[string]string{"Prefer": openai.PreferIfAvailable}, Params: marker,
+			Name: name, Headers: map[string]string{"Prefer": openai.PreferIfAvailable}, Params: marker, RemoteETA: true,
 			Refusals: []RefusalRule{
 				{Status: 412, ErrorType: openai.TypeAppendPrefillMiss},
 				{StopReason: openai.TypeAppendPrefillMiss},
@@ -123,6 +127,9 @@ func (b *Backend) Validate() error {
 		if _, err := splice.Parse(b.Params); err != nil {
 			bad("params: %w", err)
 		}
+	}
+	if b.RemoteETA && b.Params == nil {
+		bad("remote_eta has no params to stand in")
 	}
 	for _, list := range []map[string]json.RawMessage{b.Members, b.PrefillMembers} {
 		for _, k := range slices.Sorted(maps.Keys(list)) {

@@ -253,7 +253,7 @@ func (q *pushed) start(params []splice.Edit) *openai.Error {
 		switch res.verdict {
 		case served:
 			p.mu.Lock()
-			p.router.Prefilled(t)
+			p.router.Prefilled(time.Now(), t)
 			p.mu.Unlock()
 			return nil
 		case failed:

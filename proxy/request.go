@@ -53,6 +53,7 @@ type exchange struct {
 	tenant  string
 	session string // as the client names it; empty for none
 	key     route.SessionKey
+	answers bool // the answer's id is the session's name for later turns
 	turn    *route.Turn
 
 	trace  traceContext
@@ -169,15 +170,22 @@ func (x *exchange) read() (route.Query, *openai.Error) {
 	}
 	q := route.Query{Bytes: len(kept.raw)}
 	if x.p.cfg.Append {
-		x.session, _ = route.Resolve(x.p.cfg.Sources, x)
+		var from route.Source
+		if x.session, from = route.Resolve(x.p.cfg.Sources, x); from == route.SourcePreviousID {
+			x.session = "" // it names an answer, not a session
+		}
 		if x.session != "" {
 			q.HasSession, q.Session = true, route.KeyOf(x.tenant, x.session)
 			x.key = q.Session
 			if parent := x.r.Header.Get("X-Parent-Session-Id"); parent != "" {
 				q.HasParent, q.Parent = true, route.KeyOf(x.tenant, parent)
 			}
-			q.Eligible = x.eligible()
 			q.FollowUp = x.p.try && x.at.prompt != "prompt" && hasAssistant(body.Raw(x.at.prompt))
+		} else {
+			x.chain(&q)
+		}
+		if q.HasSession || q.Chained {
+			q.Eligible = x.eligible()
 			x.outcome.End = strings.EqualFold(x.r.Header.Get("X-Session-End"), "true")
 		}
 	}

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/sluice-serving/sluice/proxy/splice"
@@ -17,10 +18,16 @@ func (r *relay) prefillCached() int {
 
 // account takes what an answer says about itself into the turn's outcome.
 func (r *relay) account(f features) {
+	o := &r.x.outcome
+	if f.kind == "message_start" { // tells the prompt's part; the rest comes at the end
+		o.PromptTokens, o.CachedTokens = f.prompt, f.cached
+	}
 	if !f.hasUsage {
 		return
 	}
-	o := &r.x.outcome
+	if f.kind == "message_delta" && f.prompt == 0 {
+		f.prompt, f.cached = o.PromptTokens, o.CachedTokens
+	}
 	r.completion = f.completion
 	if r.x.continues() {
 		o.OutputTokens = len(r.x.cont.ids)
@@ -68,6 +75,9 @@ func (r *relay) rewrite(dst []byte, f features, usage bool) []byte {
 		edits[n] = splice.Set("usage", cachedUsage(r.object.Raw("usage"), r.prefillCached()))
 		n++
 	}
+	if x.at.prefix == "" {
+		n += r.typed(edits[n:], f)
+	}
 	if x.cont != nil && !x.cont.asked {
 		if choices := r.object.Raw("choices"); len(choices) > 2 && choices[0] == '[' {
 			edits[n] = splice.Set("choices", strip(choices))
@@ -77,6 +87,71 @@ func (r *relay) rewrite(dst []byte, f features, usage bool) []byte {
 		n++
 	}
 	return r.object.Apply(dst, edits[:n]...)
+}
+
+// typed are the edits of an answer or event of /v1/responses and /v1/messages.
+// Their usage stands in the answer, in the event, or in the object that the
+// event carries; their ids stay, because later requests name them.
+func (r *relay) typed(edits []splice.Edit, f features) int {
+	inside := ""
+	switch {
+	case f.kind == "message_start":
+		inside = "message"
+	case strings.HasPrefix(f.kind, "response."):
+		inside = "response"
+	}
+	if inside == "" {
+		if f.kind == "" || f.kind == "message" {
+			r.x.named(r.object.Raw("id"))
+		}
+		if usage, ok := r.typedUsage(r.object.Raw("usage")); ok {
+			edits[0] = splice.Set("usage", usage)
+			return 1
+		}
+		return 0
+	}
+	o, err := splice.Parse(r.object.Raw(inside))
+	if err != nil {
+		return 0 // no object, or one with a key twice: it goes on as it is
+	}
+	r.x.named(o.Raw("id"))
+	var changes [2]splice.Edit
+	n := 0
+	if raw := o.Raw("kv_transfer_params"); raw != nil {
+		r.resident(raw)
+		changes[n] = splice.Delete("kv_transfer_params")
+		n++
+	}
+	if usage, ok := r.typedUsage(o.Raw("usage")); ok {
+		changes[n] = splice.Set("usage", usage)
+		n++
+	}
+	if n == 0 {
+		return 0
+	}
+	edits[0] = splice.Set(inside, o.Apply(nil, changes[:n]...))
+	return 1
+}
+
+// typedUsage is a usage object with the Prefiller's cached tokens in the place
+// of the Decoder's, where it tells any.
+func (r *relay) typedUsage(usage []byte) ([]byte, bool) {
+	if !r.mode.rewriteCached || len(usage) == 0 || usage[0] != '{' {
+		return nil, false
+	}
+	o, err := splice.Parse(usage)
+	if err != nil {
+		return nil, false
+	}
+	n := strconv.AppendInt(nil, int64(r.prefillCached()), 10)
+	if o.Has("cache_read_input_tokens") {
+		return o.Apply(nil, splice.Set("cache_read_input_tokens", n)), true
+	}
+	details, err := splice.Parse(o.Raw("input_tokens_details"))
+	if err != nil || !details.Has("cached_tokens") {
+		return nil, false
+	}
+	return o.Apply(nil, splice.Set("input_tokens_details", details.Apply(nil, splice.Set("cached_tokens", n)))), true
 }
 
 // continues reports whether the legs under way continue an answer.

@@ -92,7 +92,7 @@ func (x *exchange) round() (res result, tried bool) {
 		return res, true
 	}
 	x.p.mu.Lock()
-	x.p.router.Prefilled(x.turn)
+	x.p.router.Prefilled(time.Now(), x.turn)
 	x.p.mu.Unlock()
 	for {
 		res = x.decodeLeg(target, params, cached)

@@ -81,9 +81,6 @@ type rank struct {
 // paceMaxAge is how long a rank's pace counts after its last stream event.
 const paceMaxAge = 2 * time.Second
 
-// committed is the number of tokens that sessions are expected to keep here.
-func (k *rank) committed() int64 { return k.resident + k.coming }
-
 // slow reports whether the rank's live streams are slower than the target.
 func (k *rank) slow(now time.Time, target time.Duration) bool {
 	return target > 0 && now.Sub(k.paceAt) < paceMaxAge && k.pace > float64(target)
@@ -127,6 +124,7 @@ type prefiller struct {
 	serial   uint32
 	inFlight int
 	running  float64 // score of the prompts being computed
+	speed    speed
 	kv       float64 // score of the KV not yet pulled
 	assigned uint64
 	external Load

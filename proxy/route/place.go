@@ -19,9 +19,22 @@ const (
 	// PlaceHash takes the session's rendezvous hash over the healthy ranks, so
 	// that replicas and restarted proxies agree without talking.
 	PlaceHash
+	// PlaceRoom is PlaceLoad with a longer view of who holds session tokens:
+	// those of turns that are still on their way to a rank count there, those of
+	// sessions that a rank refused as lost do not, and a session that its owner
+	// has lost is placed like a new one.
+	PlaceRoom
 )
 
-func (p Placement) String() string { return [...]string{"load", "hash"}[p] }
+func (p Placement) String() string { return [...]string{"load", "hash", "room"}[p] }
+
+// holds is the number of session tokens that count against a rank.
+func (p Placement) holds(k *rank) int64 {
+	if p == PlaceRoom {
+		return k.resident + k.coming
+	}
+	return k.resident
+}
 
 // PrefillScore is the estimated cost in milliseconds of a prompt of so many
 // body bytes: a quarter token per byte at the slope and offset that the
@@ -103,7 +116,7 @@ func (r *Router) place(now time.Time, t *Turn) (candidate, bool) {
 	}
 	least := slices.MinFunc(all, func(a, b candidate) int { return compare(a.load, b.load) }).load
 	near := least + float64(r.cfg.SlackBytes)
-	if row != nil && !t.lost {
+	if row != nil && !(t.lost && r.cfg.Placement == PlaceRoom) {
 		for _, c := range all {
 			if c.d.serial == row.owner && c.rank == int(row.rank) && c.load <= near && r.fresh(row, c.d) {
 				return c, true
@@ -119,7 +132,7 @@ func (r *Router) place(now time.Time, t *Turn) (candidate, bool) {
 			}
 			return 1
 		case aNear && t.bindable():
-			if c := compare(a.state().committed(), b.state().committed()); c != 0 {
+			if c := compare(r.cfg.Placement.holds(a.state()), r.cfg.Placement.holds(b.state())); c != 0 {
 				return c
 			}
 		}
@@ -171,10 +184,6 @@ func rendezvous(key SessionKey, c candidate) uint64 {
 // choosePrefiller takes the Prefiller where the prompt is estimated to be done
 // first, given the prefix that the session's last Prefiller may still cache.
 func (r *Router) choosePrefiller(now time.Time, t *Turn) *prefiller {
-	var row *session
-	if t.bindable() {
-		row = r.table.get(t.key)
-	}
 	var best *prefiller
 	var bestCost float64
 	for _, ignoreBreaker := range []bool{false, true} {
@@ -182,11 +191,7 @@ func (r *Router) choosePrefiller(now time.Time, t *Turn) *prefiller {
 			if p.draining || slices.Contains(t.excluded, p.serial) || (!ignoreBreaker && !p.breaker.allows(now)) {
 				continue
 			}
-			bytes := t.Bytes
-			if row != nil && row.prefiller == p.serial {
-				bytes -= min(int(row.bytes), t.Bytes)
-			}
-			cost := p.running + kvShare*p.kv + PrefillScore(bytes)
+			cost := p.running + kvShare*p.kv + PrefillScore(r.toCompute(p, t))
 			if l := p.external; !l.At.IsZero() && now.Sub(l.At) < r.cfg.LoadMaxAge {
 				if foreign := l.Waiting + l.Running - p.inFlight; foreign > 0 {
 					cost += float64(foreign) * PrefillScore(int(r.meanBytes))

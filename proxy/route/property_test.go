@@ -92,7 +92,7 @@ func TestHistories(t *testing.T) {
 				require.False(t, dead[target.Decoder])
 				o.state, o.target = 3, target
 			},
-			"prefilled": func(t *rapid.T) { r.Prefilled(pick(t, 3).turn) },
+			"prefilled": func(t *rapid.T) { r.Prefilled(now, pick(t, 3).turn) },
 			"retry": func(t *rapid.T) {
 				o := pick(t, 3)
 				o.state = 2

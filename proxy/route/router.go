@@ -112,16 +112,23 @@ type Query struct {
 	Session    SessionKey
 	Parent     SessionKey // session whose owner is preferred for a first turn; used when HasParent
 	HasParent  bool
-	Bytes      int  // length of the body
-	Eligible   bool // a single prompt with a single answer, without echo or prompt logprobs
-	FollowUp   bool // the body holds an assistant message
+	// Chained turns name no session of their own. They continue the one that
+	// Parent names, when HasParent, and their own name comes with their outcome.
+	Chained  bool
+	Bytes    int  // length of the body
+	Eligible bool // a single prompt with a single answer, without echo or prompt logprobs
+	FollowUp bool // the body holds an assistant message
 }
 
-// Decision is where a turn goes first. Target is set for Local only.
+// Decision is where a turn goes first. Target and RemoteETA are set for Local
+// only.
 type Decision struct {
 	Route  Route
 	Reason Reason
 	Target Target
+	// RemoteETA is how long a Prefiller is thought to take for the prompt
+	// instead; 0 while no Prefiller was seen to compute one.
+	RemoteETA time.Duration
 }
 
 // Begin opens a turn and decides whether it is attempted locally. The turn
@@ -133,7 +140,10 @@ func (r *Router) Begin(now time.Time, q Query) (*Turn, Decision) {
 		r.meanBytes = float64(q.Bytes)
 	}
 	r.meanBytes += (float64(q.Bytes) - r.meanBytes) / 64
-	t := &Turn{Query: q, key: q.Session, affine: r.cfg.Append && q.HasSession}
+	t := &Turn{Query: q, key: q.Session, keyed: q.HasSession, affine: r.cfg.Append && (q.HasSession || q.Chained)}
+	if !q.HasSession && q.Chained && q.HasParent {
+		t.key, t.keyed = q.Parent, true
+	}
 	d := r.decide(now, t)
 	return t, d
 }
@@ -142,8 +152,10 @@ func (r *Router) decide(now time.Time, t *Turn) Decision {
 	switch {
 	case !r.cfg.Append:
 		return Decision{Reason: ReasonDisabled}
-	case !t.HasSession:
+	case !t.affine:
 		return Decision{Reason: ReasonNoSession}
+	case !t.keyed:
+		return Decision{Reason: ReasonNoOwner}
 	}
 	row := r.table.get(t.key)
 	if row == nil && t.HasParent {
@@ -152,7 +164,7 @@ func (r *Router) decide(now time.Time, t *Turn) Decision {
 		}
 	}
 	if row == nil || row.state == placed {
-		if r.cfg.TryUnknown && t.FollowUp && t.Eligible && row == nil {
+		if r.cfg.TryUnknown && t.HasSession && t.FollowUp && t.Eligible && row == nil {
 			if c, ok := r.hashOwner(now, t); ok && c.d.breakers[LegLocal].allows(now) && !c.state().suspect && !c.state().blocked && !c.d.spec.Guard.RequireResident {
 				return r.attempt(now, t, c.d, c.rank, 0, ReasonUnknown)
 			}
@@ -200,7 +212,7 @@ func (r *Router) attempt(now time.Time, t *Turn, d *decoder, rk int, suffix int,
 	t.local = true
 	t.appendToks = int64(suffix)
 	r.reserve(now, t, d, rk, LegLocal)
-	return Decision{Route: Local, Reason: why, Target: t.target()}
+	return Decision{Route: Local, Reason: why, Target: t.target(), RemoteETA: r.remoteETA(now, t)}
 }
 
 // fresh reports whether the session was bound in the present life of its owner's rank.

@@ -7,6 +7,7 @@ import "time"
 type Turn struct {
 	Query
 	key    SessionKey
+	keyed  bool // key names a session: the turn's own, or the one that it continues
 	affine bool // its outcome moves the owner table
 	local  bool // a local attempt was made
 	done   bool
@@ -20,17 +21,19 @@ type Turn struct {
 	onPrefill *prefiller // reserved prefiller, nil when none
 	score     float64
 	running   bool // the prompt is being computed
+	began     time.Time
+	compute   int // body bytes that the Prefiller is thought to compute
 	lastP     uint32
 	lastD     *decoder // decoder of the last decode or local leg
 	lastRank  int
-	counted   bool // counted in the session's in-flight turns
-	lost      bool // the owner holds nothing of the session any more
-	coming    int64
+	counted   bool  // counted in the session's in-flight turns
+	lost      bool  // the owner holds nothing of the session any more
+	coming    int64 // tokens counted in the rank's coming
 
 	excluded []uint32 // instances that failed this turn
 }
 
-func (t *Turn) bindable() bool { return t.affine }
+func (t *Turn) bindable() bool { return t.affine && t.keyed }
 
 func (t *Turn) target() Target {
 	return Target{Decoder: t.onRank.spec.Name, Rank: Rank(t.rank), Ranks: len(t.onRank.ranks)}
@@ -80,12 +83,13 @@ func (r *Router) releasePrefill(t *Turn) {
 	p.inFlight--
 	if t.running {
 		p.running -= t.score
+		p.speed.left(t.compute)
 		t.running = false
 	} else {
 		p.kv -= t.score
 	}
 	if p.inFlight == 0 { // no rounding error survives an idle moment
-		p.running, p.kv = 0, 0
+		p.running, p.kv, p.speed.queued = 0, 0, 0
 	}
 	r.sweepPrefiller(p)
 }
@@ -99,10 +103,9 @@ func (r *Router) Missed(t *Turn) {
 }
 
 // Lost notes that a local attempt was refused because its owner holds too
-// little of the session. The turn's Decoder leg is then placed like that of a
-// new session. It is called after Missed.
+// little of the session. It is called after Missed and matters to PlaceRoom.
 func (r *Router) Lost(t *Turn) {
-	if t.done || !t.affine {
+	if t.done || !t.affine || r.cfg.Placement != PlaceRoom {
 		return
 	}
 	t.lost = true
@@ -119,6 +122,8 @@ func (r *Router) Prefiller(now time.Time, t *Turn) (name string, ok bool) {
 		return "", false
 	}
 	t.onPrefill, t.score, t.running, t.lastP = p, PrefillScore(t.Bytes), true, p.serial
+	t.began, t.compute = now, r.toCompute(p, t)
+	p.speed.entered(t.compute)
 	p.inFlight++
 	p.running += t.score
 	r.picks++
@@ -128,9 +133,11 @@ func (r *Router) Prefiller(now time.Time, t *Turn) (name string, ok bool) {
 }
 
 // Prefilled notes that the prompt is computed and its KV waits to be pulled.
-func (r *Router) Prefilled(t *Turn) {
+func (r *Router) Prefilled(now time.Time, t *Turn) {
 	if p := t.onPrefill; p != nil && t.running {
 		t.running = false
+		p.speed.left(t.compute)
+		p.speed.done(now, t.began, t.compute)
 		p.running -= t.score
 		p.kv += t.score
 	}
@@ -145,7 +152,7 @@ func (r *Router) Decoder(now time.Time, t *Turn) (Target, bool) {
 		return Target{}, false
 	}
 	r.reserve(now, t, c.d, c.rank, LegDecode)
-	if t.affine {
+	if t.bindable() {
 		row, fresh := r.table.touch(now, t.key)
 		if !t.counted {
 			t.counted = true
@@ -177,7 +184,7 @@ func (r *Router) Output(now time.Time, t *Turn) {
 	}
 	t.output = true
 	r.releasePrefill(t)
-	if !t.affine || t.onRank == nil {
+	if !t.bindable() || t.onRank == nil {
 		return
 	}
 	row, _ := r.table.touch(now, t.key)
@@ -226,6 +233,10 @@ type Outcome struct {
 	ResidentUntil time.Time
 	// End is the session's last turn.
 	End bool
+	// Session is the name under which later turns continue a Chained one; used
+	// when HasSession.
+	Session    SessionKey
+	HasSession bool
 }
 
 // Finish ends a turn: it releases what the turn still holds and moves the
@@ -246,38 +257,67 @@ func (r *Router) Finish(now time.Time, t *Turn, o Outcome) (stopped bool) {
 	if !t.affine {
 		return stopped
 	}
-	row := r.table.get(t.key)
+	var row *session
+	if t.keyed {
+		row = r.table.get(t.key)
+	}
 	if row != nil && t.counted {
 		row.inFlight = max(row.inFlight-1, 0)
+	}
+	if t.Chained {
+		r.chain(now, t, o, row)
+		return stopped
 	}
 	switch {
 	case o.Result == Completed && o.End:
 		r.table.drop(t.key)
 	case o.Result == Completed && t.lastD != nil:
-		row, _ = r.table.touch(now, t.key)
-		r.own(row, t)
-		row.state, row.bytes = bound, int32(min(t.Bytes, 1<<30))
-		row.promptTokens = int32(min(o.PromptTokens, 1<<30))
-		row.resident, row.residentUntil = -1, 0
-		if o.HasResident {
-			row.resident = int32(min(o.Resident, 1<<30))
-			if !o.ResidentUntil.IsZero() {
-				row.residentUntil = o.ResidentUntil.UnixNano()
-			}
-		}
-		if t.lastP != 0 {
-			row.prefiller = t.lastP
-		}
-		row.counted = row.promptTokens + int32(min(o.OutputTokens, 1<<30-1))
-		if row.resident >= 0 {
-			row.counted = row.resident
-		}
-		t.lastD.ranks[t.lastRank].resident += int64(row.counted)
+		r.bind(now, t.key, t, o)
 	case row != nil && row.state == placed && row.inFlight == 0,
 		row != nil && row.state == provisional && row.inFlight == 0 && o.Result == Failed:
 		r.table.drop(t.key)
 	}
 	return stopped
+}
+
+// bind makes the turn's decoder the owner of a session after a complete answer.
+func (r *Router) bind(now time.Time, key SessionKey, t *Turn, o Outcome) {
+	row, _ := r.table.touch(now, key)
+	r.own(row, t)
+	row.state, row.bytes = bound, int32(min(t.Bytes, 1<<30))
+	row.promptTokens = int32(min(o.PromptTokens, 1<<30))
+	row.resident, row.residentUntil = -1, 0
+	if o.HasResident {
+		row.resident = int32(min(o.Resident, 1<<30))
+		if !o.ResidentUntil.IsZero() {
+			row.residentUntil = o.ResidentUntil.UnixNano()
+		}
+	}
+	if t.lastP != 0 {
+		row.prefiller = t.lastP
+	}
+	row.counted = row.promptTokens + int32(min(o.OutputTokens, 1<<30-1))
+	if row.resident >= 0 {
+		row.counted = row.resident
+	}
+	t.lastD.ranks[t.lastRank].resident += int64(row.counted)
+}
+
+// chain ends a turn that gets its name with its answer. The session that it
+// continued stays, so that another turn may continue it too, but its tokens are
+// counted once: under the newest name.
+func (r *Router) chain(now time.Time, t *Turn, o Outcome, before *session) {
+	if before != nil && before.state != bound && before.inFlight == 0 {
+		r.table.drop(t.key)
+		before = nil
+	}
+	if o.Result != Completed || t.lastD == nil || !o.HasSession || o.End {
+		return
+	}
+	if before != nil {
+		r.uncount(before)
+	}
+	r.bind(now, o.Session, t, o)
 }
 
 // cold counts an attempt that was answered without any cached token although
