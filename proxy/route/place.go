@@ -100,7 +100,7 @@ func (r *Router) place(now time.Time, t *Turn) (candidate, bool) {
 	var row *session
 	if t.bindable() {
 		row = r.table.get(t.key)
-		if row != nil && row.state != bound && row.inFlight > 0 {
+		if row != nil && row.state != bound && (row.inFlight > 0 || row.claimed) {
 			// A turn of this session is on its way already: go along with it.
 			for _, c := range all {
 				if c.d.serial == row.owner && c.rank == int(row.rank) {
@@ -109,7 +109,7 @@ func (r *Router) place(now time.Time, t *Turn) (candidate, bool) {
 			}
 		}
 	}
-	if r.cfg.Placement == PlaceHash && t.HasSession {
+	if (r.cfg.Placement == PlaceHash || t.ByHash) && t.HasSession {
 		return slices.MaxFunc(all, func(a, b candidate) int {
 			return compare(rendezvous(t.key, a), rendezvous(t.key, b))
 		}), true

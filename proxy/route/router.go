@@ -114,7 +114,10 @@ type Query struct {
 	HasParent  bool
 	// Chained turns name no session of their own. They continue the one that
 	// Parent names, when HasParent, and their own name comes with their outcome.
-	Chained  bool
+	Chained bool
+	// ByHash places the turn by its session's hash whatever the configuration
+	// says: what others know of it could not be asked.
+	ByHash   bool
 	Bytes    int  // length of the body
 	Eligible bool // a single prompt with a single answer, without echo or prompt logprobs
 	FollowUp bool // the body holds an assistant message
@@ -164,7 +167,7 @@ func (r *Router) decide(now time.Time, t *Turn) Decision {
 		}
 	}
 	if row == nil || row.state == placed {
-		if r.cfg.TryUnknown && t.HasSession && t.FollowUp && t.Eligible && row == nil {
+		if (r.cfg.TryUnknown || t.ByHash) && t.HasSession && t.FollowUp && t.Eligible && row == nil {
 			if c, ok := r.hashOwner(now, t); ok && c.d.breakers[LegLocal].allows(now) && !c.state().suspect && !c.state().blocked && !c.d.spec.Guard.RequireResident {
 				return r.attempt(now, t, c.d, c.rank, 0, ReasonUnknown)
 			}

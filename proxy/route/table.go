@@ -25,6 +25,7 @@ type session struct {
 	prev, next int32 // neighbours in order of use; -1 at the ends
 
 	state      binding
+	claimed    bool // placed by another router
 	inFlight   int32
 	rank       Rank
 	owner      uint32 // serial of the decoder

@@ -198,6 +198,7 @@ func (r *Router) Output(now time.Time, t *Turn) {
 // own makes the turn's decoder the owner of the session.
 func (r *Router) own(row *session, t *Turn) {
 	r.uncount(row)
+	row.claimed = false
 	row.owner, row.rank, row.generation = t.lastD.serial, Rank(t.lastRank), t.lastD.ranks[t.lastRank].generation
 }
 
