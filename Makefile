@@ -1,7 +1,7 @@
 GO ?= go
 BIN := bin/sluice
 
-.PHONY: build run up overlap test bench clean golden tables mutants check check-long release
+.PHONY: build run up overlap chaos test bench clean golden tables mutants check check-long release
 
 build: ## build the binary
 	$(GO) build -o $(BIN) ./cmd/sluice
@@ -17,6 +17,9 @@ test: ## all tests
 
 overlap: build ## 72 requests in which append-prefill meets preemption with offload
 	./$(BIN) bench --preset overlap
+
+chaos: build ## 500 requests, 12 engines killed; CHAOS adds flags: --seed, --num-prompts, --kills
+	./$(BIN) bench --preset chaos $(CHAOS)
 
 bench: ## benchmarks with allocations, for benchstat
 	$(GO) test -run '^$$' -bench . -benchmem ./...

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-serving/sluice/internal/bench"
+	"github.com/sluice-serving/sluice/internal/bench/chaos"
 	"github.com/sluice-serving/sluice/internal/bench/demo"
 	"github.com/sluice-serving/sluice/internal/bench/load"
 	"github.com/sluice-serving/sluice/internal/bench/overlap"
@@ -23,6 +24,7 @@ import (
 const (
 	presetDemo      = "append-prefill-demo"
 	presetOverlap   = "overlap"
+	presetChaos     = "chaos"
 	datasetSessions = "sessions"
 	datasetRandom   = "random"
 )
@@ -32,6 +34,7 @@ type benchFlags struct {
 	preset, dir string
 	port        int
 	runner      int
+	kills       int
 
 	url, model, apiKey, endpoint, salt, watch, jsonOut string
 	timeout                                            time.Duration
@@ -55,13 +58,15 @@ func newBenchCmd() *cobra.Command {
 			"that really came (--dataset sessions), independent requests of fixed lengths (--dataset random),\n" +
 			"or a workload file. With --preset " + presetDemo + ", starts a cluster on this machine and\n" +
 			"compares ordinary P/D with append-prefill; with --preset " + presetOverlap + ", one whose Decoder preempts,\n" +
-			"saves and restores what it appended. A check that fails makes the exit status 1.",
+			"saves and restores what it appended; with --preset " + presetChaos + ", one whose engines are killed while it\n" +
+			"serves. A check that fails makes the exit status 1.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return b.run(cmd) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&b.preset, "preset", "", "run a whole comparison: "+presetDemo+" or "+presetOverlap)
+	f.StringVar(&b.preset, "preset", "", "run a whole comparison: "+presetDemo+", "+presetOverlap+" or "+presetChaos)
 	f.StringVar(&b.dir, "dir", "", "with a preset: folder for report, join file, logs and traces (default run/PRESET)")
+	f.IntVar(&b.kills, "kills", 12, "with the preset "+presetChaos+": engines that are killed; --seed and --num-prompts (500) hold too")
 	f.IntVar(&b.runner, "model-runner", 1, "with the preset "+presetOverlap+": generation of the Decoder's executors, 1 or 2")
 	f.IntVar(&b.port, "port", 9000, "with a preset: port of the proxy")
 
@@ -144,8 +149,10 @@ func (b *benchFlags) runPreset(cmd *cobra.Command) error {
 	case presetDemo:
 	case presetOverlap:
 		return b.runOverlap(cmd)
+	case presetChaos:
+		return b.runChaos(cmd)
 	default:
-		return fmt.Errorf("unknown preset %q; there are %s, %s", b.preset, presetDemo, presetOverlap)
+		return fmt.Errorf("unknown preset %q; there are %s, %s, %s", b.preset, presetDemo, presetOverlap, presetChaos)
 	}
 	p := demo.Default()
 	p.Dir, p.Cluster.Port = b.folder(), b.port
@@ -172,6 +179,21 @@ func (b *benchFlags) runOverlap(cmd *cobra.Command) error {
 	}
 	if failed := report.Failed(); len(failed) > 0 {
 		return errors.New(strings.Join(failed, "; "))
+	}
+	return nil
+}
+
+func (b *benchFlags) runChaos(cmd *cobra.Command) error {
+	p := chaos.Params{Seed: b.seed, Requests: b.requests, Kills: b.kills, Dir: b.folder()}
+	if !cmd.Flags().Changed("num-prompts") {
+		p.Requests = 0
+	}
+	report, err := chaos.Run(cmd.Context(), p, cmd.OutOrStdout())
+	if err != nil {
+		return fmt.Errorf("seed %d: %w", b.seed, err)
+	}
+	if broken := report.Broken(); len(broken) > 0 {
+		return fmt.Errorf("seed %d: %s", b.seed, strings.Join(broken, "; "))
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"runtime"
 	"strconv"
 	"time"
 
@@ -54,6 +55,8 @@ func newMetrics(reg prometheus.Registerer, model string) *metrics {
 		reg.MustRegister(v)
 		return v
 	}
+	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "go_goroutines", Help: "Goroutines of the process."},
+		func() float64 { return float64(runtime.NumGoroutine()) }))
 	return &metrics{
 		model: model,
 

@@ -164,6 +164,21 @@ func (s *Supervisor) Stop(c *Child) error {
 	return s.end(c)
 }
 
+// Kill ends one child at once, as a crash does, and returns when it is gone. It
+// does not count as an early death.
+func (s *Supervisor) Kill(c *Child) error {
+	s.mu.Lock()
+	s.children = slices.DeleteFunc(s.children, func(o *Child) bool { return o == c })
+	s.mu.Unlock()
+	if c.stopping() {
+		if err := c.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			return fmt.Errorf("kill %s: %w", c.name, err)
+		}
+	}
+	<-c.ended
+	return nil
+}
+
 // StopAll ends every child, the last started first, and returns after the last has ended.
 func (s *Supervisor) StopAll() error {
 	s.mu.Lock()
