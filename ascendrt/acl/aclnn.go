@@ -117,13 +117,6 @@ func (a array) first(n int) array {
 	return a
 }
 
-// from is the rows from the i-th on.
-func (a array) from(i int) array {
-	a.addr += uint64(i * a.steps[0] * aclSize(a.typ))
-	a.dim[0] -= i
-	return a
-}
-
 // column gives a vector a second dimension of one element.
 func (a array) column() array {
 	a.rank, a.dim[1], a.steps[1] = 2, 1, 1

@@ -182,8 +182,8 @@ func (s *opState) emitAttention(at ascendrt.AttentionAttr) emitter {
 		if !y.contiguous() {
 			out = e.like(y)
 		}
-		if rows < q.dim[0] { // rows of no request
-			e.call(opZero, y.from(rows))
+		if rows < q.dim[0] { // rows of no request, at any address
+			e.call(opZero, y)
 		}
 		if rows == 0 {
 			return
