@@ -25,11 +25,39 @@ func (d *Difference) String() string {
 	return fmt.Sprintf("step %d: %s\n  recorded %s\n  here     %s", d.Step, d.Field, d.Want, d.Got)
 }
 
+// Core is what a history is replayed on: a scheduler, or something that speaks
+// to one. Requests carry their KV as Params.
+type Core interface {
+	Add(req scheduler.Request) (scheduler.RequestID, error)
+	Abort(id scheduler.RequestID) error
+	Deliver(events ...scheduler.Event)
+	Plan(now scheduler.Time) *scheduler.Plan
+	Apply(p *scheduler.Plan, res scheduler.Result) ([]scheduler.Output, error)
+	Status(id scheduler.RequestID) (scheduler.Status, bool)
+	Queues() scheduler.Queues
+	Stats() scheduler.Stats
+	Free() int
+}
+
+var _ Core = (*scheduler.Scheduler)(nil)
+
+// NewCore makes the core of a history. A history whose requests load KV has a
+// connector.
+type NewCore func(cfg scheduler.Config, cache kvcache.Config, connector Connector) (Core, error)
+
+// Connector says whether a history has one.
+type Connector uint8
+
+const (
+	NoConnector Connector = iota
+	StandIn               // what it answers follows from the requests' KV alone
+)
+
 // replayer is one history under way.
 type replayer struct {
 	h       *History
-	s       *scheduler.Scheduler
-	conn    *standIn
+	s       Core
+	tables  map[scheduler.RequestID][]kvcache.BlockID // as they were at the last admission
 	reqs    map[string]*Request
 	handles map[string]scheduler.RequestID
 	names   map[scheduler.RequestID]string
@@ -42,8 +70,24 @@ type replayer struct {
 // Replay drives a fresh scheduler through the history. It returns the first
 // difference, nil if there is none. An error is a history that cannot be
 // replayed.
-func Replay(h *History) (*Difference, error) {
-	r, err := newReplayer(h)
+func Replay(h *History) (*Difference, error) { return ReplayOn(h, local) }
+
+// local is the scheduler of this process.
+func local(cfg scheduler.Config, cc kvcache.Config, conn Connector) (Core, error) {
+	cache, err := kvcache.New(cc)
+	if err != nil {
+		return nil, err
+	}
+	var opts []scheduler.Option
+	if conn == StandIn {
+		opts = append(opts, scheduler.WithConnector(newStandIn()))
+	}
+	return scheduler.New(cfg, cache, opts...)
+}
+
+// ReplayOn is Replay on another core.
+func ReplayOn(h *History, start NewCore) (*Difference, error) {
+	r, err := newReplayer(h, start)
 	if err != nil {
 		return nil, err
 	}
@@ -63,15 +107,11 @@ func Replay(h *History) (*Difference, error) {
 	return r.diff, nil
 }
 
-func newReplayer(h *History) (*replayer, error) {
+func newReplayer(h *History, start NewCore) (*replayer, error) {
 	c := h.Header.Config
 	cc := kvcache.Config{Blocks: c.NumBlocks, BlockSize: c.BlockSize}
 	if !c.EnablePrefixCaching {
 		cc.Caching = kvcache.CachingOff
-	}
-	cache, err := kvcache.New(cc)
-	if err != nil {
-		return nil, err
 	}
 	policy, err := scheduler.ParsePolicy(c.Policy)
 	if err != nil {
@@ -92,14 +132,13 @@ func newReplayer(h *History) (*replayer, error) {
 	}
 	r := &replayer{
 		h: h, reqs: map[string]*Request{}, handles: map[string]scheduler.RequestID{},
-		names: map[scheduler.RequestID]string{}, sampled: map[string]int{},
+		names: map[scheduler.RequestID]string{}, sampled: map[string]int{}, tables: map[scheduler.RequestID][]kvcache.BlockID{},
 	}
-	var opts []scheduler.Option
+	conn := NoConnector
 	if c.KVConnector {
-		r.conn = newStandIn()
-		opts = append(opts, scheduler.WithConnector(r.conn))
+		conn = StandIn
 	}
-	r.s, err = scheduler.New(sc, cache, opts...)
+	r.s, err = start(sc, cc, conn)
 	return r, err
 }
 
@@ -119,6 +158,7 @@ func (r *replayer) play(st *Step) error {
 		return fmt.Errorf("no plan")
 	}
 	r.comparePlan(st, p)
+	r.keepTables(p)
 	queues := r.s.Queues()
 	r.compareQueues("q1", st.Q1, queues)
 	for _, id := range st.AbortMid {
@@ -185,6 +225,21 @@ func (r *replayer) add(id string) error {
 // abort ends a request; one that has ended already stays as it is.
 func (r *replayer) abort(id string) { _ = r.s.Abort(r.handles[id]) }
 
+// keepTables notes the tables of admissions.
+func (r *replayer) keepTables(p *scheduler.Plan) {
+	for i, id := range p.Requests {
+		if p.Kinds[i] != scheduler.RowRunning {
+			_, blocks := p.Table(i, 0)
+			r.tables[id] = slices.Clone(blocks)
+		}
+	}
+	for i, id := range p.Loads {
+		if p.LoadsAsync[i] == 1 {
+			r.tables[id] = slices.Clone(p.LoadTable(i, 0))
+		}
+	}
+}
+
 // failed reports blocks that did not arrive, by their place in the table.
 func (r *replayer) failed(lines []json.RawMessage) error {
 	for _, line := range lines {
@@ -194,7 +249,7 @@ func (r *replayer) failed(lines []json.RawMessage) error {
 			return err
 		}
 		ev := scheduler.Event{Kind: connector.Failed, Request: r.handles[id]}
-		table := r.conn.state[r.handles[id]].table[0]
+		table := r.tables[r.handles[id]]
 		for _, i := range at {
 			ev.Blocks = append(ev.Blocks, table[i])
 		}

@@ -16,7 +16,6 @@ type loadable struct {
 	kv      KV
 	lookups int
 	used    bool
-	table   connector.Tables // as it was at the last admission
 }
 
 func newStandIn() *standIn { return &standIn{state: map[scheduler.RequestID]*loadable{}} }
@@ -44,11 +43,9 @@ func (c *standIn) Lookup(r *connector.Request, local int) connector.Answer {
 	return connector.Answer{Tokens: n, Async: true}
 }
 
-func (c *standIn) Allocated(r *connector.Request, tables connector.Tables, _, external int) {
-	l := c.state[r.ID]
-	l.table = tables.Clone()
+func (c *standIn) Allocated(r *connector.Request, _ connector.Tables, _, external int) {
 	if external > 0 {
-		l.used = true
+		c.state[r.ID].used = true
 	}
 }
 
