@@ -9,6 +9,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/acl/emulated"
 	"github.com/sluice-serving/sluice/ascendrt/host"
 	"github.com/sluice-serving/sluice/connector"
 	"github.com/sluice-serving/sluice/graphs"
@@ -19,7 +20,11 @@ import (
 	"github.com/sluice-serving/sluice/scheduler"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain points the process at the emulated Ascend runtime before anything asks for one.
+func TestMain(m *testing.M) {
+	noAscend = emulated.Use()
+	goleak.VerifyTestMain(m)
+}
 
 // rig is an executor with a scheduler in front of it.
 type rig struct {
@@ -40,7 +45,20 @@ func newRig(t *testing.T, mode graphs.ModeConfig, tokens, inFlight int, change .
 	t.Helper()
 	dev, err := (host.Backend{}).Open(0, ascendrt.OpenOptions{Workers: 1})
 	require.NoError(t, err)
-	r := &rig{t: t, dev: dev, limit: inFlight}
+	c := Config{
+		Model: model.Builtin(), Blocks: 400, BlockSize: 4, MaxSeqs: 6, MaxTokens: tokens, MaxLen: 256, InFlight: inFlight,
+		Graphs: graphs.Config{Mode: mode, MaxNumSeqs: 6, MaxNumBatchedTokens: tokens},
+	}
+	for _, f := range change {
+		f(&c)
+	}
+	return rigOn(t, dev, c)
+}
+
+// rigOn owns the device.
+func rigOn(t *testing.T, dev ascendrt.Device, c Config) *rig {
+	t.Helper()
+	r := &rig{t: t, dev: dev, limit: c.InFlight}
 	t.Cleanup(func() {
 		if r.exec != nil {
 			require.NoError(t, r.exec.Close())
@@ -51,19 +69,13 @@ func newRig(t *testing.T, mode graphs.ModeConfig, tokens, inFlight int, change .
 		require.Equal(t, ascendrt.Live{}, live, "everything was released")
 		require.NoError(t, dev.Close(context.Background()))
 	})
-	c := Config{
-		Model: model.Builtin(), Blocks: 400, BlockSize: 4, MaxSeqs: 6, MaxTokens: tokens, MaxLen: 256, InFlight: inFlight,
-		Graphs: graphs.Config{Mode: mode, MaxNumSeqs: 6, MaxNumBatchedTokens: tokens},
-	}
-	for _, f := range change {
-		f(&c)
-	}
+	var err error
 	r.exec, err = New(t.Context(), dev, c, weights())
 	require.NoError(t, err)
 	cache, err := kvcache.New(kvcache.Config{Blocks: c.Blocks, BlockSize: c.BlockSize})
 	require.NoError(t, err)
-	sc := scheduler.Config{MaxNumSeqs: 6, MaxBatchedTokens: tokens, MaxModelLen: 256, InFlight: inFlight}
-	if inFlight > 1 {
+	sc := scheduler.Config{MaxNumSeqs: c.MaxSeqs, MaxBatchedTokens: c.MaxTokens, MaxModelLen: c.MaxLen, InFlight: c.InFlight}
+	if c.InFlight > 1 {
 		sc.Scheduling = scheduler.Async
 	}
 	r.sched, err = scheduler.New(sc, cache, scheduler.WithGraphs(r.exec.Dispatcher()))
