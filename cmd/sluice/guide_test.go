@@ -77,3 +77,23 @@ func TestAppendPrefillGuide(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 }
+
+// quotation matches a block of a document that says which file it is from.
+var quotation = regexp.MustCompile("(?ms)^```go (\\S+)\n(.*?)^```$")
+
+func TestDocumentsQuoteWhatCompiles(t *testing.T) {
+	docs, err := filepath.Glob("../../docs/*.md")
+	require.NoError(t, err)
+	found := 0
+	for _, doc := range append(docs, "../../README.md") {
+		text, err := os.ReadFile(doc)
+		require.NoError(t, err)
+		for _, q := range quotation.FindAllStringSubmatch(string(text), -1) {
+			source, err := os.ReadFile(filepath.Join("../..", q[1]))
+			require.NoError(t, err, "%s", doc)
+			require.Contains(t, string(source), q[2], "%s quotes %s", doc, q[1])
+			found++
+		}
+	}
+	require.NotZero(t, found)
+}
