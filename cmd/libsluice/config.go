@@ -184,6 +184,13 @@ func (r *reader) value(path string, tree any, v reflect.Value) {
 			return
 		}
 		v.SetString(s)
+	case reflect.Bool:
+		b, ok := tree.(bool)
+		if !ok {
+			r.bad(path, "is %s, not a truth value", named(tree))
+			return
+		}
+		v.SetBool(b)
 	default:
 		r.number(path, tree, v)
 	}
