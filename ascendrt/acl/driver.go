@@ -509,6 +509,11 @@ const tensorWords = C.ASC_TENSOR_WORDS
 
 // aclnnNeed is the workspace of a call of an operator.
 func (d *device) aclnnNeed(call []uint64) (int, error) {
+	for _, l := range []library{libNNOP, libOPAPI} {
+		if b := use(l); !b.ok {
+			return 0, unready("plan", l, b.problem+": "+advice(l))
+		}
+	}
 	e := newErr()
 	var n C.uint64_t
 	if C.asc_aclnn_need(d.ctx, (*C.uint64_t)(&call[0]), &n, &e) != 0 {

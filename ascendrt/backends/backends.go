@@ -8,13 +8,14 @@ import (
 	"strings"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/acl"
 	"github.com/sluice-serving/sluice/ascendrt/cuda"
 	"github.com/sluice-serving/sluice/ascendrt/host"
 )
 
 // All gives every backend, host first.
 func All() []ascendrt.Backend {
-	return []ascendrt.Backend{host.Backend{}, cuda.Backend{}}
+	return []ascendrt.Backend{host.Backend{}, cuda.Backend{}, acl.Backend{}}
 }
 
 // Find gives the backend and the ordinal of "name" or "name:ordinal".

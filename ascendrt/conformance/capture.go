@@ -156,6 +156,9 @@ func testExternalEvents(t *testing.T, s Suite) {
 	b.closed()
 }
 
+// rowPitch is the distance of small tensors in one buffer: what every device takes.
+const rowPitch = 64
+
 // adder is y = a + b over n float32 rows of 4: the smallest updatable operation.
 func (b *bench) adder() ascendrt.Op {
 	b.t.Helper()
@@ -181,8 +184,10 @@ func testUpdate(t *testing.T, s Suite) {
 		t.Skip("this runtime captures again instead")
 	}
 	op := b.adder()
-	x := b.alloc(5 * 16)
-	at := func(i int) ascendrt.Tensor { return ascendrt.NewTensor(x.Slice(16*i, 16), ascendrt.Float32, 1, 4) }
+	x := b.alloc(5 * rowPitch)
+	at := func(i int) ascendrt.Tensor {
+		return ascendrt.NewTensor(x.Slice(rowPitch*i, 16), ascendrt.Float32, 1, 4)
+	}
 	one := []float32{1, 1, 1, 1}
 	b.write(at(0).View, floatBytes(one))
 	b.write(at(1).View, floatBytes([]float32{10, 10, 10, 10}))
@@ -191,7 +196,7 @@ func testUpdate(t *testing.T, s Suite) {
 	var ref ascendrt.OpRef
 	ws := b.alloc(max(1, op.Workspace()))
 	var rec ascendrt.Commands
-	rec.Fill(x.Slice(64, 16), 0)
+	rec.Fill(at(4).View, 0)
 	ref = rec.Op(op, ws.View(), at(0), at(1), at(3))
 	rec.Op(op, ws.View(), at(3), at(4), at(4))
 	g, err := b.d.Capture(b.s, &rec, ascendrt.CaptureOptions{Updatable: []ascendrt.OpRef{ref}})

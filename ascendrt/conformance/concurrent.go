@@ -96,7 +96,7 @@ func captureLoop(d ascendrt.Device, op ascendrt.Op, rounds, g int) error {
 		return err
 	}
 	for r := range rounds {
-		x, err := d.Alloc(4*16, ascendrt.PlaceDefault)
+		x, err := d.Alloc(4*rowPitch, ascendrt.PlaceDefault)
 		if err != nil {
 			return err
 		}
@@ -104,13 +104,16 @@ func captureLoop(d ascendrt.Device, op ascendrt.Op, rounds, g int) error {
 		if err != nil {
 			return err
 		}
-		at := func(i int) ascendrt.Tensor { return ascendrt.NewTensor(x.Slice(16*i, 16), ascendrt.Float32, 1, 4) }
+		at := func(i int) ascendrt.Tensor {
+			return ascendrt.NewTensor(x.Slice(rowPitch*i, 16), ascendrt.Float32, 1, 4)
+		}
 		in := []float32{float32(g), float32(r), 1, 2, 3, 4, 5, 6, 100, 200, 300, 400}
 		copy(h.Bytes(), floatBytes(in))
 		var c ascendrt.Commands
-		c.Copy(x.Slice(0, 48), h.Slice(0, 48))
-		c.Op(op, ws.View(), at(0), at(1), at(3))
-		ref := ascendrt.OpRef(1)
+		for i := range 3 {
+			c.Copy(at(i).View, h.Slice(16*i, 16))
+		}
+		ref := c.Op(op, ws.View(), at(0), at(1), at(3))
 		c.Copy(h.Slice(48, 16), at(3).View)
 		gr, err := d.Capture(s, &c, ascendrt.CaptureOptions{Updatable: []ascendrt.OpRef{ref}})
 		if err != nil {

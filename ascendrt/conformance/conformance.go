@@ -27,7 +27,21 @@ type Suite struct {
 	// Busy is the dimension of the products that keep a stream busy; 0: 384.
 	// An emulated device wants a small one.
 	Busy int
+	// BlockSize is that of KV caches; 0: 16.
+	BlockSize int
+	// Lacks tells which operations the runtime does not have; nil: it has all.
+	// Their plans must answer ErrUnsupported.
+	Lacks func(spec ascendrt.OpSpec) bool
 }
+
+func (s Suite) blockSize() int {
+	if s.BlockSize == 0 {
+		return 16
+	}
+	return s.BlockSize
+}
+
+func (s Suite) lacks(spec ascendrt.OpSpec) bool { return s.Lacks != nil && s.Lacks(spec) }
 
 // Run runs the whole suite.
 func Run(t *testing.T, s Suite) {

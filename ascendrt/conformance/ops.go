@@ -63,6 +63,14 @@ func (m maker) of(typ ascendrt.DType, x []float32, dims ...int) value {
 	return v
 }
 
+func wide(x []int32) []int64 {
+	out := make([]int64, len(x))
+	for i, v := range x {
+		out[i] = int64(v)
+	}
+	return out
+}
+
 func (m maker) ints(x []int32, dims ...int) value {
 	if dims == nil {
 		dims = []int{len(x)}
@@ -89,8 +97,9 @@ func (m maker) out(typ ascendrt.DType, dims ...int) value {
 
 // runOp runs one operation and gives the memory of all arguments afterwards.
 // Equal argument indices in alias share memory.
-func (b *bench) runOp(spec ascendrt.OpSpec, args []value, alias map[int]int) [][]byte {
+func (b *bench) runOp(o opCase) [][]byte {
 	b.t.Helper()
+	spec, args, alias := o.spec, o.args, o.alias
 	op, err := b.d.Plan(spec)
 	require.NoError(b.t, err, "%v", spec)
 	ws := b.alloc(max(1, op.Workspace()))
@@ -106,7 +115,14 @@ func (b *bench) runOp(spec ascendrt.OpSpec, args []value, alias map[int]int) [][
 		b.write(bufs[i].View(), v.data)
 		tensors[i].View = bufs[i].View()
 	}
-	b.do(func(c *ascendrt.Commands) { c.Op(op, ws.View(), tensors...) })
+	b.do(func(c *ascendrt.Commands) {
+		if b.d.Caps().HostLengths {
+			for i, v := range o.slots {
+				c.SlotValues(i, v...)
+			}
+		}
+		c.Op(op, ws.View(), tensors...)
+	})
 	out := make([][]byte, len(args))
 	for i := range args {
 		if bufs[i] != nil {
@@ -172,13 +188,14 @@ type opCase struct {
 	spec  ascendrt.OpSpec
 	args  []value
 	alias map[int]int
+	slots [][]int64 // where Caps.HostLengths asks for them
 }
 
-func opCases(typ ascendrt.DType) []opCase {
+func opCases(typ ascendrt.DType, blockSize int) []opCase {
 	m := maker{rand.New(rand.NewPCG(11, uint64(typ)))}
 	var cases []opCase
 	add := func(name string, kind ascendrt.OpKind, attr any, alias map[int]int, args ...value) {
-		cases = append(cases, opCase{name, ascendrt.OpSpec{Kind: kind, Type: typ, Attr: attr}, args, alias})
+		cases = append(cases, opCase{name: name, spec: ascendrt.OpSpec{Kind: kind, Type: typ, Attr: attr}, args: args, alias: alias})
 	}
 	add("embedding", ascendrt.OpEmbedding, ascendrt.EmbeddingAttr{Vocab: 50, Hidden: 96}, nil,
 		m.ints([]int32{3, -1, 49, 0}), m.floats(typ, 1, 50, 96), m.out(typ, 4, 96))
@@ -210,7 +227,7 @@ func opCases(typ ascendrt.DType) []opCase {
 		m.floats(typ, 1, 4, 32), m.floats(typ, 1, 4, 32), m.ints([]int32{9, -1, 31, 0}), m.out(typ, 4, 8, 2, 16), m.out(typ, 4, 8, 2, 16))
 	for _, window := range []int{0, 50} {
 		for _, g := range [][3]int{{4, 2, 32}, {3, 1, 64}} {
-			at := ascendrt.AttentionAttr{Heads: g[0], KVHeads: g[1], HeadDim: g[2], BlockSize: 16, Window: window}
+			at := ascendrt.AttentionAttr{Heads: g[0], KVHeads: g[1], HeadDim: g[2], BlockSize: blockSize, Window: window}
 			// prefill, tail, decode, padded, long resumed prefill
 			starts, lens := []int32{0, 20, 21, 22, 23, 163}, []int32{20, 100, 257, 0, 200}
 			table := make([]int32, 5*20)
@@ -219,15 +236,16 @@ func opCases(typ ascendrt.DType) []opCase {
 			}
 			block := int32(1)
 			for r, n := range lens {
-				for j := 0; j*16 < int(n); j++ {
+				for j := 0; j*blockSize < int(n); j++ {
 					table[r*20+j] = block
 					block++
 				}
 			}
 			dim := g[0] * g[2]
 			add(fmt.Sprintf("attention %v window %d", g, window), ascendrt.OpAttention, at, nil,
-				m.floats(typ, 1, 170, dim), m.floats(typ, 1, 64, 16, g[1], g[2]), m.floats(typ, 1, 64, 16, g[1], g[2]),
+				m.floats(typ, 1, 170, dim), m.floats(typ, 1, 64, blockSize, g[1], g[2]), m.floats(typ, 1, 64, blockSize, g[1], g[2]),
 				m.ints(table, 5, 20), m.ints(starts), m.ints(lens), m.out(typ, 170, dim))
+			cases[len(cases)-1].slots = [][]int64{wide(lens), wide(starts)}
 		}
 	}
 	add("swiglu", ascendrt.OpSwiGLU, ascendrt.SwiGLUAttr{Dim: 70}, nil, m.floats(typ, 8, 9, 140), m.out(typ, 9, 70))
@@ -247,10 +265,15 @@ func opCases(typ ascendrt.DType) []opCase {
 func testOps(t *testing.T, s Suite) {
 	b, ref := s.bench(t, ascendrt.OpenOptions{}), hostBench(t)
 	for _, typ := range []ascendrt.DType{ascendrt.Float32, ascendrt.BFloat16} {
-		for _, c := range opCases(typ) {
+		for _, c := range opCases(typ, s.blockSize()) {
 			t.Run(typ.String()+"/"+c.name, func(t *testing.T) {
 				b.t, ref.t = t, t
-				want, got := ref.runOp(c.spec, c.args, c.alias), b.runOp(c.spec, c.args, c.alias)
+				if s.lacks(c.spec) {
+					_, err := b.d.Plan(c.spec)
+					require.ErrorIs(t, err, ascendrt.ErrUnsupported)
+					t.Skip(err)
+				}
+				want, got := ref.runOp(c), b.runOp(c)
 				for i := range want {
 					requireClose(t, s, b.d.Caps().DeterministicReduce, c.args[i].t.Type, want[i], got[i], fmt.Sprintf("argument %d", i))
 				}

@@ -37,7 +37,7 @@ func newDoctorCmd() *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().StringVar(&device, "device", "", "only devices of this runtime: host, cuda")
+	cmd.Flags().StringVar(&device, "device", "", "only devices of this runtime: host, cuda, ascend")
 	cmd.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "give up after this long")
 	return cmd
 }

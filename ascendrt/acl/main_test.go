@@ -1,0 +1,70 @@
+//go:build cgo && linux
+
+package acl
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/acl/emulated"
+	"github.com/sluice-serving/sluice/ascendrt/conformance"
+)
+
+// TestMain points the process at the emulated libraries, unless the
+// environment names others. A library is loaded once per process, so this
+// stands before all tests.
+func TestMain(m *testing.M) {
+	if os.Getenv("SLUICE_ACL_CHILD") == "" {
+		if err := emulated.Use(); err != nil {
+			fmt.Fprintln(os.Stderr, "no emulated libraries, tests that need a device skip:", err)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+func openDevice(t *testing.T, o ascendrt.OpenOptions) ascendrt.Device {
+	t.Helper()
+	if b := use(libACL); !b.ok {
+		t.Skip("no Ascend runtime: ", b.problem)
+	}
+	if emulation() {
+		_, err := injectFaults("") // repairs what a test before this one broke
+		require.NoError(t, err)
+	}
+	d, err := Backend{}.Open(0, o)
+	require.NoError(t, err)
+	return d
+}
+
+// emulation tells that the libraries are those of emu.
+func emulation() bool {
+	return use(libACL).ok && strings.HasSuffix(describe(0).Name, "-emulated")
+}
+
+func TestConformance(t *testing.T) {
+	s := conformance.Suite{Open: openDevice, Tolerance: 1e-2, BlockSize: 128, Lacks: lacks}
+	if emulation() {
+		s.Busy = 48
+		s.Lose = func(ascendrt.Device) {
+			_, err := injectFaults("lost=507015")
+			require.NoError(t, err)
+		}
+	}
+	conformance.Run(t, s)
+}
+
+// lacks names what the operators of this runtime do not take.
+func lacks(spec ascendrt.OpSpec) bool {
+	switch at := spec.Attr.(type) {
+	case ascendrt.AttentionAttr, ascendrt.ScatterAttr:
+		return spec.Type != ascendrt.BFloat16
+	case ascendrt.MatmulAttr:
+		return at.OutType != 0 && at.OutType != spec.Type
+	}
+	return false
+}
