@@ -21,6 +21,8 @@ type arm struct {
 	lengths LengthSource
 	padding Padding
 	kinds   []layerKind
+	kept    storage                          // default wide
+	open    func(testing.TB) ascendrt.Device // default the host
 	k       int
 	poison  uint64 // seed of what padding and placeholders hold; 0 = nothing special
 	wrap    func(ascendrt.Device) ascendrt.Device
@@ -49,11 +51,23 @@ type engine struct {
 	last   ascendrt.Point
 }
 
+func openHost(t testing.TB) ascendrt.Device {
+	t.Helper()
+	dev, err := host.Backend{}.Open(0, ascendrt.OpenOptions{Workers: 1})
+	require.NoError(t, err)
+	return dev
+}
+
 func newEngine(t testing.TB, a arm) *engine {
 	t.Helper()
 	ctx := context.Background()
-	dev, err := host.Backend{}.Open(0, ascendrt.OpenOptions{Workers: 1})
-	require.NoError(t, err)
+	if a.kept.typ == 0 {
+		a.kept = wide
+	}
+	if a.open == nil {
+		a.open = openHost
+	}
+	dev := a.open(t)
 	inner := dev
 	if a.wrap != nil {
 		dev = a.wrap(dev)
@@ -71,14 +85,14 @@ func newEngine(t testing.TB, a arm) *engine {
 		tokens = max(tokens, int(k.Tokens))
 	}
 	states := 1 + armSeqs*4*(a.k+1)
-	e.m = newModel(t, dev, stream, a.kinds, tokens, armSeqs, states, a.padding)
-	cfg := Config{Dispatcher: d, Program: e.m, Stream: stream, ResultWidth: vocab, Lengths: a.lengths}
+	e.m = newModel(t, dev, stream, a.kept, a.kinds, tokens, armSeqs, states, a.padding)
+	cfg := Config{Dispatcher: d, Program: e.m, Stream: stream, ResultType: a.kept.typ, ResultWidth: vocab, Lengths: a.lengths, Workspace: e.m.workspace}
 	if a.config != nil {
 		a.config(&cfg)
 	}
 	e.set, err = New(dev, cfg)
 	require.NoError(t, err)
-	e.host, err = dev.AllocHost(4 * tokens * vocab)
+	e.host, err = dev.AllocHost(a.kept.typ.Size() * tokens * vocab)
 	require.NoError(t, err)
 	if len(d.Keys()) > 0 {
 		require.NoError(t, e.set.Capture(ctx))
@@ -104,13 +118,9 @@ type request struct {
 	drafts   []int32
 }
 
-func newRequest(slot, k int, prompt []int32) *request {
+func newRequest(slot int, prompt []int32) *request {
 	r := &request{prompt: prompt, slot: slot, prefill: len(prompt)}
 	r.tokens = append(r.tokens, prompt...)
-	for i := range (maxLen + k + blockSize) / blockSize {
-		r.blocks = append(r.blocks, int32(1+slot*tableWidth+i)%poolBlocks)
-	}
-	r.blocks = r.blocks[:tableWidth]
 	return r
 }
 
@@ -145,7 +155,11 @@ func (e *engine) step(ws []work) [][]byte {
 
 	b := Batch{}
 	base := func(w work) int { return 1 + w.r.slot*k1 }
+	size := int32(e.a.kept.block)
 	for i, w := range ws {
+		if w.r.blocks == nil {
+			w.r.blocks = e.a.kept.blocks(w.r.slot)
+		}
 		q := w.n + len(w.drafts)
 		b.Query = append(b.Query, int32(q))
 		b.Lens = append(b.Lens, int32(w.r.computed+q))
@@ -168,7 +182,7 @@ func (e *engine) step(ws []work) [][]byte {
 			}
 			b.IDs = append(b.IDs, id)
 			b.Positions = append(b.Positions, int32(pos))
-			b.Slots = append(b.Slots, w.r.blocks[pos/blockSize]*blockSize+int32(pos%blockSize))
+			b.Slots = append(b.Slots, w.r.blocks[int32(pos)/size]*size+int32(pos)%size)
 			out := PadState
 			switch {
 			case verdicts[i].DraftMark(int32(len(w.drafts)), int32(e.a.k)) >= 0:
@@ -192,7 +206,7 @@ func (e *engine) step(ws []work) [][]byte {
 			staged.Upload(c)
 		},
 		After: func(c *ascendrt.Commands, result ascendrt.Tensor) {
-			n := 4 * total * vocab
+			n := e.rowBytes() * total
 			c.Copy(e.host.Slice(0, n), result.View.Slice(0, n))
 		},
 	})
@@ -210,7 +224,7 @@ func (e *engine) step(ws []work) [][]byte {
 		if w.pad {
 			keep = w.n
 		}
-		logits := append([]byte(nil), e.host.Bytes()[4*at*vocab:4*(at+keep)*vocab]...)
+		logits := append([]byte(nil), e.host.Bytes()[e.rowBytes()*at:e.rowBytes()*(at+keep)]...)
 		out = append(out, logits)
 		e.apply(w, verdicts[i], logits)
 		at += q
@@ -242,10 +256,20 @@ func (e *engine) spoil(g Staged, dec graphs.Decision) {
 	}
 }
 
+// rowBytes is the size of the logits of one token.
+func (e *engine) rowBytes() int { return e.a.kept.typ.Size() * vocab }
+
 func argmax(logits []byte) int32 {
+	size := int32(len(logits) / vocab)
 	best, at := float32(math.Inf(-1)), int32(0)
-	for i := range int32(len(logits) / 4) {
-		if v := math.Float32frombits(binary.LittleEndian.Uint32(logits[4*i:])); v > best {
+	for i := range int32(vocab) {
+		var v float32
+		if size == 2 {
+			v = math.Float32frombits(uint32(binary.NativeEndian.Uint16(logits[2*i:])) << 16)
+		} else {
+			v = math.Float32frombits(binary.NativeEndian.Uint32(logits[4*i:]))
+		}
+		if v > best {
 			best, at = v, i
 		}
 	}
@@ -255,7 +279,7 @@ func argmax(logits []byte) int32 {
 // apply samples greedily and verifies drafts.
 func (e *engine) apply(w work, v graphs.RowVerdict, logits []byte) {
 	r := w.r
-	row := func(i int) []byte { return logits[4*i*vocab : 4*(i+1)*vocab] }
+	row := func(i int) []byte { return logits[e.rowBytes()*i : e.rowBytes()*(i+1)] }
 	r.drafts = nil
 	if r.computed+w.n < r.prefill { // a chunk that ends before the prompt samples nothing
 		r.computed += w.n
@@ -279,7 +303,7 @@ func (e *engine) apply(w work, v graphs.RowVerdict, logits []byte) {
 // states is what the recurrent layers keep for a request.
 func (e *engine) states(r *request) []byte {
 	var out []byte
-	n := 4 * heads * headDim * headDim
+	n := 4 * heads * e.a.kept.headDim * e.a.kept.headDim
 	for _, l := range e.m.layers {
 		if l.kind == deltaLayer {
 			at := 1 + r.slot*(e.a.k+1) + r.commit
@@ -294,7 +318,7 @@ func (e *engine) states(r *request) []byte {
 func solo(t testing.TB, kinds []layerKind, prompt []int32, n int) []int32 {
 	e := newEngine(t, arm{mode: graphs.ModeNone, kinds: kinds})
 	defer e.close()
-	r := newRequest(0, 0, prompt)
+	r := newRequest(0, prompt)
 	e.step([]work{{r: r, n: len(prompt)}})
 	for len(r.tokens) < len(prompt)+n {
 		e.step([]work{{r: r, n: 1}})
@@ -330,7 +354,7 @@ func play(t testing.TB, a arm, seed uint64, steps int) history {
 		for i := range prompt {
 			prompt[i] = rng.Int32N(vocab)
 		}
-		r := newRequest(slot, a.k, prompt)
+		r := newRequest(slot, prompt)
 		h.reqs = append(h.reqs, r)
 		return r
 	}

@@ -126,10 +126,10 @@ func TestControlsFail(t *testing.T) {
 		answer := func(p graphs.Policy) ([]int32, graphs.Counters) {
 			e := newEngine(t, arm{mode: graphs.ModeFullAndPiecewise, policy: p, kinds: architectures["delta"], k: 3})
 			defer e.close()
-			old := newRequest(0, 3, []int32{7, 8, 9, 10, 11, 12})
+			old := newRequest(0, []int32{7, 8, 9, 10, 11, 12})
 			e.step([]work{{r: old, n: 6}})
 			e.step([]work{{r: old, n: 1, drafts: []int32{1, 2, 3}}})
-			r := newRequest(0, 3, []int32{20, 21, 22, 23})
+			r := newRequest(0, []int32{20, 21, 22, 23})
 			e.step([]work{{r: r, n: 4}})
 			e.step([]work{{r: r, n: 1, drafts: []int32{1, 2, 3}}})
 			e.step([]work{{r: r, n: 1, drafts: []int32{1, 2, 3}}})

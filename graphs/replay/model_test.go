@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/host"
+	"github.com/sluice-serving/sluice/ascendrt/host/arith"
 	"github.com/sluice-serving/sluice/graphs"
 )
 
@@ -25,9 +26,30 @@ const (
 )
 
 const (
-	vocab, hidden, heads, kvHeads, headDim, ffn = 61, 16, 2, 1, 8, 24
-	blockSize, poolBlocks, tableWidth, maxLen   = 4, 200, 16, 64
+	vocab, hidden, heads, kvHeads, ffn = 61, 16, 2, 1, 24
+	blockSize, maxLen                  = 4, 64
 )
+
+// storage is how a device keeps the model.
+type storage struct {
+	typ                ascendrt.DType
+	headDim            int
+	block, pool, width int // tokens per block, blocks, blocks per request
+}
+
+var (
+	wide = storage{ascendrt.Float32, 8, blockSize, 200, 16}
+	half = storage{ascendrt.BFloat16, 16, 128, 1 + armSeqs, 1} // what Ascend takes
+)
+
+// blocks is the table of a request.
+func (s storage) blocks(slot int) []int32 {
+	var out []int32
+	for i := range s.width {
+		out = append(out, int32(1+slot*s.width+i)%int32(s.pool))
+	}
+	return out
+}
 
 type layer struct {
 	kind                       layerKind
@@ -42,6 +64,8 @@ type model struct {
 	stream ascendrt.Stream
 	static *Static
 	seqs   int
+	kept   storage
+	rows   int
 
 	embed, finalNorm, rope                            ascendrt.Tensor
 	x, y, qkv, gateBuf, mixed, upBuf, ffnBuf, res     ascendrt.Tensor
@@ -53,6 +77,7 @@ type model struct {
 
 	prepared, recorded int // calls, for the order of warm-up and capture
 	unbroken           bool
+	workspace          int
 }
 
 func f32Bytes(v []float32) []byte {
@@ -63,11 +88,12 @@ func f32Bytes(v []float32) []byte {
 	return out
 }
 
-func newModel(t testing.TB, dev ascendrt.Device, stream ascendrt.Stream, kinds []layerKind, maxTokens, seqs, states int, padding Padding) *model {
+func newModel(t testing.TB, dev ascendrt.Device, stream ascendrt.Stream, kept storage, kinds []layerKind, maxTokens, seqs, states int, padding Padding) *model {
 	t.Helper()
-	m := &model{t: t, dev: dev, stream: stream, seqs: seqs}
+	headDim := kept.headDim
+	m := &model{t: t, dev: dev, stream: stream, seqs: seqs, kept: kept, rows: maxTokens}
 	var err error
-	m.static, err = NewStatic(dev, StaticConfig{MaxTokens: maxTokens, MaxReqs: seqs, TableWidth: tableWidth + maxTokens/blockSize + 1, Padding: padding})
+	m.static, err = NewStatic(dev, StaticConfig{MaxTokens: maxTokens, MaxReqs: seqs, TableWidth: kept.width + maxTokens/kept.block + 1, Padding: padding})
 	require.NoError(t, err)
 	rng := rand.New(rand.NewPCG(7, 11))
 	random := func(scale float64, dims ...int) ascendrt.Tensor {
@@ -79,23 +105,23 @@ func newModel(t testing.TB, dev ascendrt.Device, stream ascendrt.Stream, kinds [
 		for i := range v {
 			v[i] = float32(rng.NormFloat64() * scale)
 		}
-		return m.upload(f32Bytes(v), dims...)
+		return m.upload(kept.typ, v, dims...)
 	}
 	ones := func(n int) ascendrt.Tensor {
 		v := make([]float32, n)
 		for i := range v {
 			v[i] = 1
 		}
-		return m.upload(f32Bytes(v), n)
+		return m.upload(kept.typ, v, n)
 	}
 	act := func(width int) ascendrt.Tensor {
-		x := m.alloc(4*maxTokens*width, maxTokens, width)
+		x := m.alloc(kept.typ, maxTokens, width)
 		m.activations = append(m.activations, x)
 		return x
 	}
 	width := (heads + 2*kvHeads) * headDim
 	m.embed, m.finalNorm = random(1, vocab, hidden), ones(hidden)
-	m.rope = m.upload(f32Bytes(ascendrt.RopeTable(maxLen+16, headDim, 10000)), maxLen+16, headDim)
+	m.rope = m.upload(ascendrt.Float32, ascendrt.RopeTable(maxLen+16, headDim, 10000), maxLen+16, headDim)
 	m.x, m.y, m.res = act(hidden), act(hidden), act(hidden)
 	m.qkv, m.gateBuf, m.mixed = act(3*heads*headDim), act(2*heads), act(heads*headDim)
 	m.upBuf, m.ffnBuf = act(2*ffn), act(ffn)
@@ -110,8 +136,8 @@ func newModel(t testing.TB, dev ascendrt.Device, stream ascendrt.Stream, kinds [
 	m.opLogits = m.plan(ascendrt.OpMatmul, ascendrt.MatmulAttr{In: hidden, Out: vocab})
 	m.opQKV = m.plan(ascendrt.OpMatmul, ascendrt.MatmulAttr{In: hidden, Out: width})
 	m.opRope = m.plan(ascendrt.OpRope, ascendrt.RopeAttr{Heads: heads, KVHeads: kvHeads, HeadDim: headDim, MaxPosition: maxLen + 16})
-	m.opScatter = m.plan(ascendrt.OpKVScatter, ascendrt.ScatterAttr{KVHeads: kvHeads, HeadDim: headDim, BlockSize: blockSize})
-	m.opAttn = m.plan(ascendrt.OpAttention, ascendrt.AttentionAttr{Heads: heads, KVHeads: kvHeads, HeadDim: headDim, BlockSize: blockSize})
+	m.opScatter = m.plan(ascendrt.OpKVScatter, ascendrt.ScatterAttr{KVHeads: kvHeads, HeadDim: headDim, BlockSize: kept.block})
+	m.opAttn = m.plan(ascendrt.OpAttention, ascendrt.AttentionAttr{Heads: heads, KVHeads: kvHeads, HeadDim: headDim, BlockSize: kept.block})
 
 	for _, k := range kinds {
 		l := layer{
@@ -120,9 +146,8 @@ func newModel(t testing.TB, dev ascendrt.Device, stream ascendrt.Stream, kinds [
 		}
 		if k == attentionLayer {
 			l.proj = random(0.6, width, hidden)
-			n := poolBlocks * blockSize * kvHeads * headDim
-			l.kcache = m.alloc(4*n, poolBlocks, blockSize, kvHeads, headDim)
-			l.vcache = m.alloc(4*n, poolBlocks, blockSize, kvHeads, headDim)
+			l.kcache = m.alloc(kept.typ, kept.pool, kept.block, kvHeads, headDim)
+			l.vcache = m.alloc(kept.typ, kept.pool, kept.block, kvHeads, headDim)
 		} else {
 			if m.opDelta == nil {
 				m.opDelta = m.plan(host.OpGatedDelta, host.GatedDeltaAttr{Heads: heads, HeadDim: headDim})
@@ -130,7 +155,7 @@ func newModel(t testing.TB, dev ascendrt.Device, stream ascendrt.Stream, kinds [
 				m.opGates = m.plan(ascendrt.OpMatmul, ascendrt.MatmulAttr{In: hidden, Out: 2 * heads})
 			}
 			l.proj, l.gates = random(0.1, 3*heads*headDim, hidden), random(0.5, 2*heads, hidden)
-			l.states = m.alloc(4*states*heads*headDim*headDim, states, heads, headDim, headDim)
+			l.states = m.alloc(ascendrt.Float32, states, heads, headDim, headDim)
 		}
 		m.layers = append(m.layers, l)
 	}
@@ -138,19 +163,31 @@ func newModel(t testing.TB, dev ascendrt.Device, stream ascendrt.Stream, kinds [
 }
 
 func (m *model) plan(k ascendrt.OpKind, attr any) ascendrt.Op {
-	o, err := m.dev.Plan(ascendrt.OpSpec{Kind: k, Type: ascendrt.Float32, Attr: attr})
+	o, err := m.dev.Plan(ascendrt.OpSpec{Kind: k, Type: m.kept.typ, MaxRows: m.rows, Attr: attr})
 	require.NoError(m.t, err)
+	m.workspace = max(m.workspace, o.Workspace())
 	return o
 }
 
-func (m *model) alloc(bytes int, dims ...int) ascendrt.Tensor {
-	b, err := m.dev.Alloc(bytes, ascendrt.PlaceDefault)
+func (m *model) alloc(typ ascendrt.DType, dims ...int) ascendrt.Tensor {
+	n := typ.Size()
+	for _, d := range dims {
+		n *= d
+	}
+	b, err := m.dev.Alloc(n, ascendrt.PlaceDefault)
 	require.NoError(m.t, err)
-	return ascendrt.NewTensor(b.View(), ascendrt.Float32, dims...)
+	return ascendrt.NewTensor(b.View(), typ, dims...)
 }
 
-func (m *model) upload(data []byte, dims ...int) ascendrt.Tensor {
-	x := m.alloc(len(data), dims...)
+func (m *model) upload(typ ascendrt.DType, v []float32, dims ...int) ascendrt.Tensor {
+	x := m.alloc(typ, dims...)
+	data := f32Bytes(v)
+	if typ == ascendrt.BFloat16 {
+		data = data[:0]
+		for _, f := range v {
+			data = binary.NativeEndian.AppendUint16(data, arith.BF16(f))
+		}
+	}
 	require.NoError(m.t, ascendrt.Upload(context.Background(), m.dev, m.stream, x.View, data))
 	return x
 }
@@ -163,12 +200,13 @@ func (m *model) download(x ascendrt.Tensor) []byte {
 
 // poison fills the null block, the null state and all activations with NaN.
 func (m *model) poison(c *ascendrt.Commands) {
+	headDim := m.kept.headDim
 	for _, a := range m.activations {
 		c.Fill(a.View, 0xff)
 	}
 	for _, l := range m.layers {
 		if l.kind == attentionLayer {
-			n := 4 * blockSize * kvHeads * headDim
+			n := m.kept.typ.Size() * m.kept.block * kvHeads * headDim
 			c.Fill(l.kcache.View.Slice(0, n), 0xff)
 			c.Fill(l.vcache.View.Slice(0, n), 0xff)
 		} else {
@@ -193,7 +231,7 @@ func (m *model) Prepare(c *ascendrt.Commands, s Shape) error {
 
 func (m *model) Record(p *Pass) error {
 	m.recorded++
-	n, s := p.Shape().Tokens, m.static
+	n, s, headDim := p.Shape().Tokens, m.static, m.kept.headDim
 	op := func(o ascendrt.Op, args ...ascendrt.Tensor) { p.Commands().Op(o, p.Workspace(), args...) }
 	x, y, res := m.x.First(n), m.y.First(n), m.res.First(n)
 	brk := p.Break
