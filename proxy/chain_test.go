@@ -105,7 +105,7 @@ func TestHistory(t *testing.T) {
 	}
 	serve(turnBody(3, ""), 1, 0, 1, "Authorization", "Bearer other")
 	serve(turnBody(2, ""), 1, 0, 1, "X-Session-ID", "named") // a session id goes first
-	serve(turnBody(1, `,"n":2`), 1, 0, 1)                      // known, not eligible
+	serve(turnBody(1, `,"n":2`), 1, 0, 1)                    // known, not eligible
 	require.Equal(t, 200, c.post("/v1/completions", `{"model":"m","prompt":"p"}`).status)
 	long := `{"model":"m","messages":[` + strings.Repeat(`{"role":"user","content":"q"},`, maxHistory) + `{"role":"user","content":"q"}]}`
 	serve(long, 1, 0, 1)

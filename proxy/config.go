@@ -38,6 +38,12 @@ type Config struct {
 	Placement route.Placement
 	// Unknown says what happens to follow-ups of unknown sessions.
 	Unknown UnknownPolicy
+	// Store keeps the owners of sessions for all replicas; nil keeps them in this
+	// proxy alone. Its time to live should be SessionTTL.
+	Store Store
+	// StoreTimeout bounds one call of it; 0 means 250 ms. While it does not
+	// answer sessions are placed by their hash.
+	StoreTimeout time.Duration
 	// SessionTTL is how long an unused session is remembered; 0 means 1 h.
 	SessionTTL time.Duration
 	// MaxSessions bounds the owner table; 0 means 1,000,000.
@@ -98,6 +104,8 @@ type Config struct {
 	// InstancesFile is watched for the set of instances, beside those of the
 	// configuration at the start; empty means none.
 	InstancesFile string
+	// Membership tells the set of instances while the proxy runs; nil for none.
+	Membership Membership
 	// WatchEvery is how often it is looked at; 0 means 1 s.
 	WatchEvery time.Duration
 	// JoinInterval and JoinTries say how often and how many times an instance
@@ -164,6 +172,7 @@ func (c Config) withDefaults() Config {
 	}
 	c.Breaker = c.Breaker.WithDefaults()
 	def(&c.SessionTTL, time.Hour)
+	def(&c.StoreTimeout, 250*time.Millisecond)
 	def(&c.QueueTimeout, 30*time.Second)
 	def(&c.ScrapeEvery, time.Second)
 	def(&c.WatchEvery, time.Second)
@@ -194,10 +203,10 @@ func (c Config) Validate() error {
 		}
 		seen[kind+addr] = kind
 	}
-	if len(c.Prefillers) == 0 && c.InstancesFile == "" {
+	if len(c.Prefillers) == 0 && c.InstancesFile == "" && c.Membership == nil {
 		errs = append(errs, errors.New("no prefiller is given"))
 	}
-	if len(c.Decoders) == 0 && c.InstancesFile == "" {
+	if len(c.Decoders) == 0 && c.InstancesFile == "" && c.Membership == nil {
 		errs = append(errs, errors.New("no decoder is given"))
 	}
 	for _, p := range c.Prefillers {

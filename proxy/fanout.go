@@ -139,6 +139,10 @@ func (p *Proxy) endSession(w http.ResponseWriter, r *http.Request) {
 	p.mu.Lock()
 	known := p.router.EndSession(route.KeyOf(tenant, id))
 	p.mu.Unlock()
+	if p.shared != nil { // another replica may know it
+		key := storeKey(route.KeyOf(tenant, id))
+		known = p.shared.ask(r.Context(), "delete", func(ctx context.Context) error { return p.shared.store.Delete(ctx, key) }) || known
+	}
 	if !known {
 		openai.NotFound("the session is not known").Write(w)
 		return

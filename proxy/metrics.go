@@ -21,6 +21,7 @@ type metrics struct {
 	fallback  prometheus.Histogram
 	legs      *prometheus.CounterVec // leg, result
 	tokens    *prometheus.CounterVec // kind
+	store     *prometheus.CounterVec // call
 	blocked   prometheus.Counter
 	stopped   prometheus.Counter
 	continued prometheus.Counter
@@ -44,6 +45,7 @@ func newMetrics(p *Proxy) *metrics {
 	m.attempts = counter("local_attempts_total", "Local append-prefill attempts by result.", "result")
 	m.legs = counter("legs_total", "Requests sent to instances, by leg and result.", "leg", "result")
 	m.tokens = counter("tokens_total", "Tokens of local hits: cached, suffix; of all answers: prompt, output.", "kind")
+	m.store = counter("store_failures_total", "Calls of the session store that failed, by call.", "call")
 	m.first = histogram("ttft_seconds", "Time from a request's arrival to the first output sent.", "route")
 	m.total = histogram("request_seconds", "Time from a request's arrival to the end of its answer.", "route")
 	m.fallback = prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "sluice", Subsystem: "proxy", Name: "fallback_seconds",

@@ -34,6 +34,7 @@ type Proxy struct {
 	closed bool
 	turns  sync.WaitGroup // requests inside the handler
 
+	shared  *shared
 	try     bool // follow-ups of unknown sessions are attempted
 	gate    *gate
 	pushes  pushes
@@ -78,6 +79,9 @@ func New(cfg Config) (*Proxy, error) {
 		p.trace = t
 	}
 	p.metrics = newMetrics(p)
+	if cfg.Store != nil {
+		p.shared = &shared{p: p, store: cfg.Store, limit: cfg.StoreTimeout}
+	}
 	p.gate = newGate(cfg.TenantConcurrency, cfg.TenantQueue, cfg.QueueTimeout)
 	p.ctx, p.stop = context.WithCancel(context.Background())
 	p.routes()
@@ -87,6 +91,9 @@ func New(cfg Config) (*Proxy, error) {
 	p.own.Go(func() { p.watchNames(p.ctx) })
 	if cfg.InstancesFile != "" {
 		p.own.Go(func() { p.watchFile(p.ctx) })
+	}
+	if cfg.Membership != nil {
+		p.own.Go(func() { p.watchMembership(p.ctx) })
 	}
 	return p, nil
 }

@@ -53,6 +53,7 @@ type exchange struct {
 	tenant  string
 	session string // as the client names it; empty for none
 	key     route.SessionKey
+	claimed bool // the store was told of the session's first turn
 	answers bool // the answer's id is the session's name for later turns
 	turn    *route.Turn
 
@@ -96,6 +97,7 @@ func (p *Proxy) turn(at endpoint) http.HandlerFunc {
 			return
 		}
 		defer p.gate.leave(x.tenant)
+		x.adopt(&query)
 		p.mu.Lock()
 		var d route.Decision
 		x.turn, d = p.router.Begin(x.start, query)
@@ -340,6 +342,7 @@ func (x *exchange) finish() {
 		x.line.Prefiller, x.line.Legs = x.pushP, append(x.line.Legs, x.pushLegs...)
 	}
 	x.p.mu.Unlock()
+	x.publish()
 	m := x.p.metrics
 	if stopped {
 		m.stopped.Inc()

@@ -72,6 +72,10 @@ func (x *exchange) round() (res result, tried bool) {
 	if !ok {
 		return result{}, false
 	}
+	if there := x.claim(target); there != target {
+		target = there
+		push = x.p.backend(target.Decoder).Push
+	}
 	if push {
 		res = x.pushRound(target)
 		switch {

@@ -50,10 +50,12 @@ func (r *Router) Adopt(now time.Time, key SessionKey, rec Record) {
 	}
 	row, fresh := r.table.touch(now, key)
 	same := !fresh && row.owner == d.serial && row.rank == rec.Rank && row.generation == k.generation
-	if same && (row.state == bound || !rec.Bound) {
+	if same && !rec.Bound {
 		return // nothing new
 	}
-	r.uncount(row)
+	if !same {
+		r.uncount(row)
+	}
 	row.owner, row.rank, row.generation = d.serial, rec.Rank, k.generation
 	row.state, row.claimed = placed, !rec.Bound
 	if rec.Bound {
