@@ -1,6 +1,7 @@
 package main
 
 // #include "sluice.h"
+// extern char *libsluice_texts[8][32];
 import "C"
 
 import (
@@ -8,29 +9,31 @@ import (
 	"github.com/sluice-serving/sluice/scheduler"
 )
 
-// texts are the names that C can ask for, in memory that stays.
-var texts = [...][]*C.char{
-	C.SLUICE_TEXT_FINISH:  list(int(scheduler.FinishRecomputed)+1, func(i int) string { return scheduler.FinishReason(i).String() }),
-	C.SLUICE_TEXT_REFUSAL: list(int(scheduler.BelowThreshold)+1, func(i int) string { return scheduler.RefusalReason(i).String() }),
-	C.SLUICE_TEXT_REQUEST: list(int(scheduler.Finished)+1, func(i int) string { return scheduler.Status(i).String() }),
-	C.SLUICE_TEXT_WAIT:    list(int(scheduler.ForResume)+1, func(i int) string { return scheduler.Wait(i).String() }),
-	C.SLUICE_TEXT_MODE:    list(int(graphs.Full)+1, func(i int) string { return graphs.Mode(i).String() }),
-	C.SLUICE_TEXT_REASON:  list(int(graphs.NumReasons), func(i int) string { return graphs.Reason(i).String() }),
-	C.SLUICE_TEXT_VERDICT: list(numVerdicts, func(i int) string { return graphs.RowVerdict(i).String() }),
-	C.SLUICE_TEXT_CAUSE:   list(len(causes)+1, causeText),
+// names are those that C can ask for, by sluice_text_kind. They are copied to
+// C memory once and stay there.
+var names = [...]struct {
+	n    int
+	name func(int) string
+}{
+	C.SLUICE_TEXT_FINISH:  {int(scheduler.FinishRecomputed) + 1, func(i int) string { return scheduler.FinishReason(i).String() }},
+	C.SLUICE_TEXT_REFUSAL: {int(scheduler.BelowThreshold) + 1, func(i int) string { return scheduler.RefusalReason(i).String() }},
+	C.SLUICE_TEXT_REQUEST: {int(scheduler.Finished) + 1, func(i int) string { return scheduler.Status(i).String() }},
+	C.SLUICE_TEXT_WAIT:    {int(scheduler.ForResume) + 1, func(i int) string { return scheduler.Wait(i).String() }},
+	C.SLUICE_TEXT_MODE:    {int(graphs.Full) + 1, func(i int) string { return graphs.Mode(i).String() }},
+	C.SLUICE_TEXT_REASON:  {int(graphs.NumReasons), func(i int) string { return graphs.Reason(i).String() }},
+	C.SLUICE_TEXT_VERDICT: {numVerdicts, func(i int) string { return graphs.RowVerdict(i).String() }},
+	C.SLUICE_TEXT_CAUSE:   {len(causes) + 1, causeText},
 }
 
 // numVerdicts is the number of verdicts.
 const numVerdicts = int(graphs.MalformedNewTokens) + 1
 
-var noText = C.CString("")
-
-func list(n int, name func(int) string) []*C.char {
-	out := make([]*C.char, n)
-	for i := range out {
-		out[i] = C.CString(name(i))
+func init() {
+	for kind := range names {
+		for i := range names[kind].n {
+			C.libsluice_texts[kind][i] = C.CString(names[kind].name(i))
+		}
 	}
-	return out
 }
 
 func causeText(i int) string {
@@ -45,10 +48,10 @@ func causeText(i int) string {
 
 //export sluiceGoText
 func sluiceGoText(kind, value C.int) *C.char {
-	if kind < 0 || int(kind) >= len(texts) || value < 0 || int(value) >= len(texts[kind]) {
-		return noText
+	if kind < 0 || int(kind) >= len(names) || value < 0 || int(value) >= names[kind].n {
+		return C.libsluice_texts[C.SLUICE_TEXT_CAUSE][0]
 	}
-	return texts[kind][value]
+	return C.libsluice_texts[kind][value]
 }
 
 //export sluiceGoVerdictClass

@@ -5,6 +5,9 @@
 
 #include "_cgo_export.h"
 
+/* What sluice_text hands out. It is filled when the library is loaded. */
+char *libsluice_texts[8][32];
+
 static volatile sig_atomic_t forked;
 
 static void in_child(void) { forked = 1; }
