@@ -55,10 +55,17 @@ var frozen = sync.OnceValue(func() *workload { return &workload{} })
 func reference(t *testing.T) *workload {
 	t.Helper()
 	w := frozen()
-	if len(w.turns) > 0 {
-		return w
+	if len(w.turns) == 0 {
+		*w = *record(t, engine.Config{NoPrefix: true, Sync: true, Eager: true}, sessions)
 	}
-	n := start(t, engine.Config{NoPrefix: true, Sync: true, Eager: true}, Options{})
+	return w
+}
+
+// record asks n sessions, one after the other.
+func record(t *testing.T, cfg engine.Config, sessions int) *workload {
+	t.Helper()
+	w := &workload{}
+	n := start(t, cfg, Options{})
 	rng := rand.New(rand.NewPCG(3, 5))
 	for s := range sessions {
 		history := []m{{"role": "system", "content": "You answer in few words."}}

@@ -14,12 +14,17 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/sluice-serving/sluice/ascendrt/acl/emulated"
 	"github.com/sluice-serving/sluice/internal/engine"
 	"github.com/sluice-serving/sluice/internal/openai"
 	"github.com/sluice-serving/sluice/scheduler"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain points the process at the emulated Ascend runtime before anything asks for one.
+func TestMain(m *testing.M) {
+	noAscend = emulated.Use()
+	goleak.VerifyTestMain(m)
+}
 
 // node is one engine behind HTTP.
 type node struct {
