@@ -34,6 +34,13 @@ tables: ## every test that a table of the documentation names exists and passes
 mutants: ## small faults in the code, each of which must turn a test red
 	$(GO) run ./internal/mutants
 
+lib: ## libsluice.so, libsluice.a, sluice.h and sluice.pc below build/libsluice
+	GO="$(GO)" ./cmd/libsluice/build.sh build/libsluice
+
+PREFIX ?= /usr/local
+install-lib: ## the same below $$DESTDIR$$PREFIX
+	GO="$(GO)" PREFIX="$(PREFIX)" ./cmd/libsluice/build.sh "$(DESTDIR)$(PREFIX)"
+
 clean:
 	rm -rf bin build run
 

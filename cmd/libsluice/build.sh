@@ -37,8 +37,9 @@ fi
 
 if [ "${ONLY:-static}" = static ]; then
   ${GO:-go} build -buildmode=c-archive -trimpath -ldflags="-s -w" -o "$work/go.a" .
-  # One object, so that what its parts call each other by can be made local.
-  ${LD:-ld} -r --whole-archive -o "$work/libsluice.o" "$work/go.a"
+  # One object, so that what its parts call each other by can be made local;
+  # -d gives common symbols a place, as objcopy leaves those without one alone.
+  ${LD:-ld} -r -d --whole-archive -o "$work/libsluice.o" "$work/go.a"
   ${OBJCOPY:-objcopy} --wildcard --keep-global-symbol='sluice_*' "$work/libsluice.o"
   rm -f "$work/libsluice.a"
   ${AR:-ar} rcs "$work/libsluice.a" "$work/libsluice.o"
