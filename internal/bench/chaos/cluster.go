@@ -41,8 +41,8 @@ type member struct {
 	back   chan struct{} // closed when it is up
 	starts int
 	idle   usage // when it was ready
-	killed []time.Time
 	err    error // of its last start
+	dying  sync.Mutex
 }
 
 // freePorts finds n ports that nobody listens on now.
@@ -128,8 +128,11 @@ func (c *cluster) start(ctx context.Context, who int) error {
 	m := c.members[who]
 	c.mu.Lock()
 	m.starts++
-	name, back := fmt.Sprintf("%s.%d", m.name, m.starts), make(chan struct{})
-	m.back = back
+	name := fmt.Sprintf("%s.%d", m.name, m.starts)
+	if m.back == nil {
+		m.back = make(chan struct{}) // else that of its death, for which others wait
+	}
+	back := m.back
 	c.mu.Unlock()
 	child, err := c.sup.Start(ctx, up.Command{Name: name, Args: m.args})
 	idle := usage{}
@@ -182,7 +185,6 @@ func (c *cluster) kill(ctx context.Context, who int) (inFlight float64, err erro
 	c.mu.Lock()
 	m := c.members[who]
 	m.child, m.back, m.err = nil, make(chan struct{}), nil
-	m.killed = append(m.killed, time.Now())
 	c.mu.Unlock()
 	return inFlight, c.sup.Kill(child)
 }

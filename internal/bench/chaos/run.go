@@ -102,8 +102,7 @@ type runner struct {
 
 	mu    sync.Mutex
 	begun int
-	next  int           // the kill that comes next
-	gate  chan struct{} // replaced when a kill is done
+	next  int // the kill that comes next
 }
 
 // Run makes the plan and carries it out. An error means that the run could not
@@ -129,7 +128,7 @@ func Run(ctx context.Context, p Params, out io.Writer) (report *Report, err erro
 	}
 	defer func() { err = errors.Join(err, sup.StopAll()) }()
 	r := &runner{
-		p: &p, plan: plan, out: out, client: load.NewHTTPClient(), begin: time.Now(), gate: make(chan struct{}),
+		p: &p, plan: plan, out: out, client: load.NewHTTPClient(), begin: time.Now(),
 		report: &Report{Seed: p.Seed, Plan: plan.Hash(), Requests: plan.Requests(), ByError: map[string]int{}},
 	}
 	defer r.client.CloseIdleConnections()
@@ -209,24 +208,22 @@ func (r *runner) right(ctx context.Context, sup *up.Supervisor) error {
 // disturb serves the plan and kills as it says.
 func (r *runner) disturb(ctx context.Context, sup *up.Supervisor) error {
 	url := r.cluster.proxy.URL()
-	restarts, restarting := errgroup.WithContext(ctx)
-	group, within := errgroup.WithContext(restarting)
+	kills, killing := errgroup.WithContext(ctx)
+	group, within := errgroup.WithContext(killing)
 	group.SetLimit(r.p.Concurrency)
 	for s := range r.plan.Sessions {
 		group.Go(func() error {
 			for turn := range r.plan.Sessions[s] {
-				if err := r.enter(within, restarts); err != nil {
-					return err
-				}
+				r.enter(killing, kills)
 				r.one(within, url, s, turn)
 			}
-			return nil
+			return within.Err()
 		})
 	}
 	if err := group.Wait(); err != nil {
-		return errors.Join(err, restarts.Wait())
+		return errors.Join(err, kills.Wait())
 	}
-	if err := restarts.Wait(); err != nil {
+	if err := kills.Wait(); err != nil {
 		return err
 	}
 	if err := r.recover(ctx, url); err != nil {
@@ -238,54 +235,44 @@ func (r *runner) disturb(ctx context.Context, sup *up.Supervisor) error {
 	return err
 }
 
-// enter counts a request that begins; whoever begins the one after which a kill
-// is planned does it, and the others wait until it is done.
-func (r *runner) enter(ctx context.Context, restarts *errgroup.Group) error {
+// enter counts a request that begins, and sets the kills off that are due after
+// it.
+func (r *runner) enter(ctx context.Context, kills *errgroup.Group) {
 	r.mu.Lock()
-	for r.next < len(r.plan.Kills) && r.begun > r.plan.Kills[r.next].After {
-		gate := r.gate
-		r.mu.Unlock()
-		select {
-		case <-gate:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		r.mu.Lock()
+	defer r.mu.Unlock()
+	for ; r.next < len(r.plan.Kills) && r.begun >= r.plan.Kills[r.next].After; r.next++ {
+		k := r.plan.Kills[r.next]
+		kills.Go(func() error { return r.kill(ctx, k) })
 	}
-	mine := r.next < len(r.plan.Kills) && r.begun == r.plan.Kills[r.next].After
 	r.begun++
-	r.mu.Unlock()
-	if !mine {
-		return nil
-	}
-	k := r.plan.Kills[r.next]
+}
+
+// kill ends an engine and starts it again.
+func (r *runner) kill(ctx context.Context, k Kill) error {
+	m := r.cluster.members[k.Who]
+	m.dying.Lock() // an engine dies once at a time
+	defer m.dying.Unlock()
 	inFlight, err := r.cluster.kill(ctx, k.Who)
 	if err != nil {
-		return fmt.Errorf("kill %s: %w", r.cluster.members[k.Who].name, err)
+		return fmt.Errorf("kill %s: %w", m.name, err)
 	}
 	r.mu.Lock()
-	r.next++
 	r.report.Kills++
 	if inFlight > 0 {
 		r.report.Hit++
 	}
-	close(r.gate)
-	r.gate = make(chan struct{})
 	r.mu.Unlock()
-	restarts.Go(func() error {
-		select {
-		case <-time.After(k.Down):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		begin := time.Now()
-		err := r.cluster.start(ctx, k.Who)
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.report.SlowestStart = max(r.report.SlowestStart, time.Since(begin))
-		return err
-	})
-	return nil
+	select {
+	case <-time.After(k.Down):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	begin := time.Now()
+	err = r.cluster.start(ctx, k.Who)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.report.SlowestStart = max(r.report.SlowestStart, time.Since(begin))
+	return err
 }
 
 // errLeft is the cause of a client's going away.
