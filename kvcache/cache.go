@@ -32,6 +32,7 @@ type Cache struct {
 	freeFence int32
 
 	leaseBook
+	awaitBook
 	journal
 	stats counters
 	residency
@@ -84,6 +85,7 @@ func newWithEdges(cfg Config, edge int) (*Cache, error) {
 	c.single = len(c.groups) == 1 && c.full == 1
 	c.pool.init(cfg.Blocks)
 	c.leaseBook.init(cfg, c.pool.usable())
+	c.awaitBook.init()
 	c.journal.init(cfg)
 	c.clearTree()
 	return c, nil
@@ -126,6 +128,7 @@ func (c *Cache) Reset() error {
 	c.pool.init(len(c.blocks))
 	c.residency.log = c.residency.log[:0]
 	c.leaseBook.init(c.cfg, c.usable())
+	c.awaitBook.init()
 	c.clearTree()
 	for _, s := range c.seqs {
 		s.space = c.intern(s.ns)

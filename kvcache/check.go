@@ -273,7 +273,7 @@ func (k *checker) blocks() {
 // order checks the eviction order against the states.
 func (k *checker) order() {
 	c := k.c
-	unheld, evictable, plain, leased := 0, 0, 0, 0
+	unheld, evictable, plain, awaited, leased := 0, 0, 0, 0, 0
 	for id := 1; id < len(c.blocks); id++ {
 		b := &c.blocks[id]
 		if b.at != 0 && b.refs == 0 {
@@ -283,27 +283,54 @@ func (k *checker) order() {
 		if c.evictable(BlockID(id), b) {
 			evictable++
 			want = blockQueued
+			if _, ok := c.awaitKeyOf(BlockID(id), b); ok && b.stamp>>stampBits == classAwaited {
+				want = blockAwaited
+			}
 			if c.underLease(BlockID(id), b) {
 				want = blockLeased
 			}
 		}
-		switch got := b.state & (blockQueued | blockLeased); {
+		switch got := b.state & blockOrdered; {
 		case got != want:
 			k.fail(6, "block %d is in order %x, should be in %x", id, got, want)
 		case got == blockQueued:
 			plain++
+			if b.stamp>>stampBits == classAwaited {
+				k.fail(6, "block %d in the plain order is awaited", id)
+			}
 			if !c.plain.has(evictKey{b.stamp, BlockID(id)}) {
 				k.fail(6, "block %d is not found in the eviction order", id)
 			}
+		case got == blockAwaited:
+			awaited++
+			want, _ := c.awaitKeyOf(BlockID(id), b)
+			if e, ok := c.await.Get(want); !ok || e.block != BlockID(id) {
+				k.fail(6, "block %d is not found in the order of awaited blocks", id)
+			}
 		case got == blockLeased:
 			leased++
-			if e, ok := c.leasedq.Get(leaseKey{c.deadlineOf(b, BlockID(id)), b.stamp, BlockID(id)}); !ok || e.block != BlockID(id) {
+			if e, ok := c.leasedq.Get(c.leaseKeyOf(BlockID(id), b)); !ok || e.block != BlockID(id) {
 				k.fail(6, "block %d is not found in the leased order", id)
 			}
 		}
 	}
-	if plain != c.plain.len() || !c.plain.valid() || leased != c.leasedq.Len() {
-		k.fail(6, "%d plain and %d leased entries, should be %d and %d", c.plain.len(), c.leasedq.Len(), plain, leased)
+	if plain != c.plain.len() || !c.plain.valid() || awaited != c.await.Len() || leased != c.leasedq.Len() {
+		k.fail(6, "%d plain, %d awaited and %d leased entries, should be %d, %d and %d", c.plain.len(), c.await.Len(), c.leasedq.Len(), plain, awaited, leased)
+	}
+	live, before := 0, uint64(0)
+	for _, r := range c.runs {
+		if r.first <= before || r.last < r.first || r.last > c.releases {
+			k.fail(6, "awaited releases %d to %d come after %d, of %d", r.first, r.last, before, c.releases)
+		}
+		if before = r.last; r.live {
+			live++
+			if !c.dueRuns.Has(dueAwaited{r.until, r.first}) {
+				k.fail(6, "awaited releases from %d are not found by their deadline", r.first)
+			}
+		}
+	}
+	if live != c.dueRuns.Len() || live != len(c.runs)-c.ended || live > c.usable() {
+		k.fail(6, "%d runs of awaited releases, says %d and %d of %d", live, c.dueRuns.Len(), len(c.runs)-c.ended, c.usable())
 	}
 	if unheld > 0 && evictable == 0 {
 		k.fail(6, "%d unheld cached blocks and none may be evicted", unheld)

@@ -34,7 +34,8 @@
 // An allocation takes free blocks first and then evicts. Evictable are, of the
 // blocks that nobody holds: any surplus copy; the last copy of a position below
 // which nothing is cached; any block of a sliding-window group. They give way in
-// the order (retention class, sequence number of the block's last release). A
+// the order (retention class, sequence number of the block's last release); awaited
+// blocks, whose owner is expected back, the one that is expected last first. A
 // request lets its table go from the last block to the first, so within a class
 // this is the order of least recent use with children before their parents. Time
 // never orders evictions.
@@ -61,7 +62,7 @@
 //	I4  Siblings differ in their first block.
 //	I5  A position has a copy in every full-attention group; without such a
 //	    group, a path ends in a position with a copy.
-//	I6  A block is in the eviction order exactly if it is evictable, and while
+//	I6  A block is in one eviction order exactly if it is evictable, and while
 //	    unheld cached blocks exist at least one of them is: Available never promises what eviction cannot give.
 //	I7  Leases cover what their nodes say, within the budget; each is found by its deadline.
 //	I8  A sequence's published blocks have the positions of their place in the

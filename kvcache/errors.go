@@ -25,6 +25,8 @@ var (
 	ErrInUse = errors.New("kvcache: blocks are held")
 	// ErrNothingToLease says that no matchable block stands behind a lease.
 	ErrNothingToLease = errors.New("kvcache: no cached block to lease")
+	// ErrRetention says that a retention is prioritised and awaited at a time, or awaited until before the clock's beginning.
+	ErrRetention = errors.New("kvcache: retention must not be prioritised and awaited, nor awaited until a negative instant")
 	// ErrSharedHash says that a hash algorithm is refused because the keys leave the process and are shared between tenants.
 	ErrSharedHash = errors.New("kvcache: hash is not collision resistant, so it cannot key blocks shared between tenants")
 )

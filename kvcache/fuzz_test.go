@@ -142,15 +142,21 @@ func (p *program) step() bool {
 	case 14:
 		p.now += Time(p.next())
 		p.c.ExpireLeases(p.now)
+		p.m.expireAwaits(p.now)
 		for _, l := range slices.Clone(p.m.leases) {
 			if l.deadline <= p.now {
 				p.m.endLease(l)
 			}
 		}
 	case 15:
-		r := Retention{Prioritised: true, Priority: p.next() % 101}
-		p.must(p.c.SetRetention(s.real, r))
+		n := p.next()
+		r := Retention{Prioritised: true, Priority: n % 101}
 		s.class = 1 + r.Priority
+		if n > 101 {
+			r = Retention{AwaitedUntil: p.now + Time(n)}
+			s.class, s.until = mclassAwaited, r.AwaitedUntil
+		}
+		p.must(p.c.SetRetention(s.real, r))
 	}
 	return true
 }

@@ -157,7 +157,8 @@ func (c *Cache) EndLease(id LeaseID) error {
 	return nil
 }
 
-// ExpireLeases ends every lease whose deadline is not after now and returns their number.
+// ExpireLeases ends every lease whose deadline is not after now and returns
+// their number. Blocks that are awaited until an instant not after now become plain.
 func (c *Cache) ExpireLeases(now Time) int {
 	n := 0
 	for {
@@ -169,6 +170,7 @@ func (c *Cache) ExpireLeases(now Time) int {
 		c.endLease(d.slot)
 		n++
 	}
+	c.expireRuns(now)
 	c.check()
 	return n
 }
@@ -368,6 +370,16 @@ func (c *Cache) underLease(id BlockID, b *block) bool {
 		return b.state&blockPinned != 0
 	}
 	return b.next == id && c.t.rest(c.owner(b.at-1)).leases != 0
+}
+
+// leaseKeyOf returns the place of a protected copy in the leased order, where
+// an awaited block counts as a plain one.
+func (c *Cache) leaseKeyOf(id BlockID, b *block) leaseKey {
+	stamp := b.stamp
+	if stamp>>stampBits == classAwaited {
+		stamp &= 1<<stampBits - 1
+	}
+	return leaseKey{c.deadlineOf(b, id), stamp, id}
 }
 
 // deadlineOf returns the latest deadline among the leases that protect a copy.

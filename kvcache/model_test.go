@@ -21,6 +21,7 @@ type model struct {
 	unused   int
 	copies   map[string][][]BlockID // position → group → copies, the oldest first
 	releases uint64
+	awaits   []mawait
 	seqs     []*mseq // open, in order of opening
 	fences   []*mseq
 	leases   []*mlease
@@ -36,6 +37,14 @@ type mblock struct {
 	leases []*mlease // of a window copy
 }
 
+// mawait is a run of releases that are awaited.
+type mawait struct {
+	first, last uint64
+	until       Time
+}
+
+const mclassAwaited = 1000
+
 type mseq struct {
 	real      *Seq
 	fence     Fence
@@ -45,6 +54,7 @@ type mseq struct {
 	gone      []int
 	published int
 	class     int
+	until     Time
 	delayed   bool
 }
 
@@ -210,7 +220,7 @@ func (m *model) allocate(s *mseq, a *Alloc) (Need, Shortage, int) {
 	for g := range m.groups {
 		gone := min(m.goneBlocks(g, basis), len(s.tables[g]))
 		if gone > s.gone[g] {
-			m.letGo(s.tables[g][s.gone[g]:gone], s.class)
+			m.letGo(s.tables[g][s.gone[g]:gone], s)
 			s.gone[g] = gone
 		}
 	}
@@ -276,7 +286,9 @@ func (m *model) explain(id BlockID) Eviction {
 	e := Eviction{Block: id, Group: b.group, Depth: m.depthOf(b.key) - 1, Release: b.stamp, Reason: LastCopy}
 	if d, ok := m.deadline(id); ok {
 		e.Class, e.Deadline = Leased, d
-	} else if b.class > 0 {
+	} else if a := m.awaited(id); a != nil {
+		e.Class, e.Deadline = Awaited, a.until
+	} else if b.class > 0 && b.class < mclassAwaited {
 		e.Class, e.Priority = Prioritised, b.class-1
 	}
 	if len(m.get(b.key, b.group)) > 1 {
@@ -324,10 +336,38 @@ func (m *model) before(x, y BlockID) bool {
 	if lx && dx != dy {
 		return dx < dy
 	}
-	if m.blocks[x].class != m.blocks[y].class {
-		return m.blocks[x].class < m.blocks[y].class
+	ax, ay := m.awaited(x), m.awaited(y)
+	if !lx && (ax != nil || ay != nil) {
+		switch {
+		case ax == nil || ay == nil:
+			return ax == nil
+		case ax.until != ay.until:
+			return ax.until > ay.until
+		}
+		return m.blocks[x].stamp > m.blocks[y].stamp
+	}
+	if cx, cy := m.blocks[x].class%mclassAwaited, m.blocks[y].class%mclassAwaited; cx != cy {
+		return cx < cy
 	}
 	return m.blocks[x].stamp < m.blocks[y].stamp
+}
+
+// awaited is the run that a block was released in, nil if it has ended.
+func (m *model) awaited(id BlockID) *mawait {
+	b := &m.blocks[id]
+	if b.class == mclassAwaited {
+		for i := range m.awaits {
+			if a := &m.awaits[i]; a.first <= b.stamp && b.stamp <= a.last {
+				return a
+			}
+		}
+	}
+	return nil
+}
+
+// expireAwaits ends the runs whose instant has passed.
+func (m *model) expireAwaits(now Time) {
+	m.awaits = slices.DeleteFunc(m.awaits, func(a mawait) bool { return a.until <= now })
 }
 
 // dropCopy takes a copy from its position, and the position when its time has come.
@@ -405,16 +445,29 @@ func (m *model) unpin(l *mlease) {
 }
 
 // letGo lets a run of a table go, the last block first.
-func (m *model) letGo(ids []BlockID, class int) {
+func (m *model) letGo(ids []BlockID, s *mseq) {
+	first := m.releases + 1
+	if s.class == mclassAwaited && len(m.awaits) == len(m.blocks)-1 { // no more than blocks
+		due := 0
+		for i, a := range m.awaits {
+			if a.until < m.awaits[due].until {
+				due = i
+			}
+		}
+		m.awaits = slices.Delete(m.awaits, due, due+1)
+	}
 	for i := len(ids) - 1; i >= 0; i-- {
 		if id := ids[i]; id != NullBlock {
 			b := &m.blocks[id]
 			b.refs--
 			if b.refs == 0 && b.key != "" {
 				m.releases++
-				b.stamp, b.class = m.releases, class
+				b.stamp, b.class = m.releases, s.class
 			}
 		}
+	}
+	if s.class == mclassAwaited && m.releases >= first {
+		m.awaits = append(m.awaits, mawait{first, m.releases, s.until})
 	}
 	for i, id := range ids {
 		if id != NullBlock && m.blocks[id].refs == 0 && m.blocks[id].key == "" {
@@ -447,7 +500,7 @@ func (m *model) publish(s *mseq, n int) {
 
 func (m *model) freeTables(s *mseq) {
 	for g := range s.tables {
-		m.letGo(s.tables[g], s.class)
+		m.letGo(s.tables[g], s)
 		s.tables[g] = nil
 	}
 }
@@ -467,7 +520,7 @@ func (m *model) cut(s *mseq, keep int) {
 		return
 	}
 	for g := range s.tables {
-		m.letGo(s.tables[g][keep:], s.class)
+		m.letGo(s.tables[g][keep:], s)
 		s.tables[g] = s.tables[g][:keep]
 		s.gone[g] = min(s.gone[g], keep)
 	}

@@ -17,12 +17,15 @@ type block struct {
 }
 
 const (
-	blockFree   = 1 << iota // on the free stack
-	blockQueued             // in the plain eviction order
-	blockLeased             // in the leased eviction order
-	blockPinned             // a window copy that a lease protects
-	blockBad                // marked during Uncache
-	blockOwned              // a holder of this bad block was found during Uncache
+	blockFree    = 1 << iota // on the free stack
+	blockQueued              // in the plain eviction order
+	blockLeased              // in the leased eviction order
+	blockPinned              // a window copy that a lease protects
+	blockBad                 // marked during Uncache
+	blockOwned               // a holder of this bad block was found during Uncache
+	blockAwaited             // in the order of awaited blocks
+
+	blockOrdered = blockQueued | blockLeased | blockAwaited
 )
 
 const stampBits = 56

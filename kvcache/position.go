@@ -40,11 +40,16 @@ func (c *Cache) fix(id BlockID) {
 	want := uint8(0)
 	if c.evictable(id, b) {
 		want = blockQueued
-		if c.leaseCount > 0 && c.underLease(id, b) {
+		switch {
+		case c.leaseCount > 0 && c.underLease(id, b):
 			want = blockLeased
+		case b.stamp>>stampBits == classAwaited:
+			if want = blockAwaited; c.find(b.stamp&(1<<stampBits-1)) < 0 {
+				want = blockQueued
+			}
 		}
 	}
-	if have := b.state & (blockQueued | blockLeased); have != want {
+	if have := b.state & blockOrdered; have != want {
 		c.unqueue(id, b)
 		c.enqueue(id, b, want)
 	}
@@ -53,9 +58,15 @@ func (c *Cache) fix(id BlockID) {
 func (c *Cache) enqueue(id BlockID, b *block, want uint8) {
 	switch want {
 	case blockQueued:
+		if b.stamp>>stampBits == classAwaited {
+			b.stamp &= 1<<stampBits - 1 // nobody is expected any more
+		}
 		c.plain.insert(evictKey{b.stamp, id})
+	case blockAwaited:
+		k, _ := c.awaitKeyOf(id, b)
+		c.await.ReplaceOrInsert(k)
 	case blockLeased:
-		c.leasedq.ReplaceOrInsert(leaseKey{c.deadlineOf(b, id), b.stamp, id})
+		c.leasedq.ReplaceOrInsert(c.leaseKeyOf(id, b))
 	}
 	b.state |= want
 }
@@ -64,10 +75,13 @@ func (c *Cache) unqueue(id BlockID, b *block) {
 	switch {
 	case b.state&blockQueued != 0:
 		c.plain.remove(evictKey{b.stamp, id})
+	case b.state&blockAwaited != 0:
+		k, _ := c.awaitKeyOf(id, b)
+		c.await.Delete(k)
 	case b.state&blockLeased != 0:
-		c.leasedq.Delete(leaseKey{c.deadlineOf(b, id), b.stamp, id})
+		c.leasedq.Delete(c.leaseKeyOf(id, b))
 	}
-	b.state &^= blockQueued | blockLeased
+	b.state &^= blockOrdered
 }
 
 // fixTail settles the copies at the end of a node's edge after something below it came or went.
@@ -86,7 +100,7 @@ func (c *Cache) fixTail(nd *node) {
 func (c *Cache) hold(id BlockID) {
 	b := &c.blocks[id]
 	if b.refs == 0 {
-		if b.state&(blockQueued|blockLeased) != 0 {
+		if b.state&blockOrdered != 0 {
 			c.unqueue(id, b)
 		}
 		c.held++
@@ -188,6 +202,8 @@ func (c *Cache) evict() BlockID {
 	var id BlockID
 	if k, ok := c.plain.takeFirst(); ok {
 		id = k.block
+	} else if k, ok := c.await.DeleteMin(); ok {
+		id = k.block
 	} else if k, ok := c.leasedq.DeleteMin(); ok {
 		id = k.block
 	} else {
@@ -195,7 +211,7 @@ func (c *Cache) evict() BlockID {
 	}
 	b := &c.blocks[id]
 	c.account(id, b)
-	b.state &^= blockQueued | blockLeased
+	b.state &^= blockOrdered
 	unit, g := b.at-1, int(b.group)
 	c.dropCopy(id)
 	c.vacated(unit, g)

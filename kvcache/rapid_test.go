@@ -369,11 +369,18 @@ func (k *machine) adoptFree(t *rapid.T) {
 
 func (k *machine) Retention(t *rapid.T) {
 	s := k.seq(t)
-	r := Retention{Prioritised: rapid.Bool().Draw(t, "prioritised"), Priority: rapid.IntRange(0, 2).Draw(t, "priority")}
-	require.NoError(t, k.c.SetRetention(s.real, r))
-	if s.class = 0; r.Prioritised {
+	var r Retention
+	switch rapid.IntRange(0, 3).Draw(t, "retention") {
+	case 0:
+		s.class = 0
+	case 1:
+		r = Retention{Prioritised: true, Priority: rapid.IntRange(0, 2).Draw(t, "priority")}
 		s.class = 1 + r.Priority
+	default:
+		r = Retention{AwaitedUntil: k.now + 1 + Time(rapid.IntRange(0, 9).Draw(t, "for"))}
+		s.class, s.until = mclassAwaited, r.AwaitedUntil
 	}
+	require.NoError(t, k.c.SetRetention(s.real, r))
 }
 
 func (k *machine) Lease(t *rapid.T) {
@@ -439,6 +446,7 @@ func (k *machine) Expire(t *rapid.T) {
 			n++
 		}
 	}
+	k.m.expireAwaits(k.now)
 	require.Equal(t, n, k.c.ExpireLeases(k.now))
 	next, ok := k.c.NextLeaseDeadline()
 	require.Equal(t, len(k.m.leases) > 0, ok)
@@ -493,6 +501,8 @@ func (k *machine) BadInput(t *rapid.T) {
 		require.ErrorAs(t, err, &re)
 		require.ErrorAs(t, k.c.Publish(s.real, s.toks, len(s.toks)+1), &re)
 		require.ErrorAs(t, k.c.SetRetention(s.real, Retention{Priority: 101}), &re)
+		require.ErrorIs(t, k.c.SetRetention(s.real, Retention{Prioritised: true, AwaitedUntil: 1}), ErrRetention)
+		require.ErrorIs(t, k.c.SetRetention(s.real, Retention{AwaitedUntil: -1}), ErrRetention)
 		_, err = k.c.Retract(s.real, -1, nil)
 		require.ErrorAs(t, err, &re)
 		_, err = k.c.Allocate(s.real, &Alloc{New: 1, Hit: Match{Tokens: k.m.bs, epoch: 1 << 60}})

@@ -4,8 +4,9 @@ import "fmt"
 
 // Retention classes in the order in which they give way. Class 1+p is priority p.
 const (
-	classPlain = 0
-	maxRank    = 100
+	classPlain   = 0
+	maxRank      = 100
+	classAwaited = maxRank + 2
 )
 
 // Retention says how long the blocks of a sequence are worth keeping once
@@ -15,6 +16,12 @@ type Retention struct {
 	Prioritised bool
 	// Priority is 0 to 100.
 	Priority int
+	// AwaitedUntil, if not 0, says that somebody is expected back for the blocks,
+	// at this instant at the latest. They give way after plain and prioritised
+	// ones and before leased ones, those that are awaited longest first: where
+	// everybody cannot be kept, the next to come are. Once
+	// ExpireLeases is told that the instant has passed they are plain. It excludes Prioritised.
+	AwaitedUntil Time
 }
 
 // SetRetention sets the retention of the blocks that the sequence lets go from
@@ -26,9 +33,15 @@ func (c *Cache) SetRetention(s *Seq, r Retention) error {
 	if r.Priority < 0 || r.Priority > maxRank {
 		return &RangeError{"Retention.Priority", r.Priority, 0, maxRank}
 	}
-	s.class = classPlain
-	if r.Prioritised {
+	if r.AwaitedUntil < 0 || r.AwaitedUntil > 0 && r.Prioritised {
+		return ErrRetention
+	}
+	s.class, s.until = classPlain, r.AwaitedUntil
+	switch {
+	case r.Prioritised:
 		s.class = uint8(1 + r.Priority)
+	case r.AwaitedUntil > 0:
+		s.class = classAwaited
 	}
 	return nil
 }
@@ -41,6 +54,8 @@ const (
 	Plain Class = iota
 	// Prioritised blocks give way next, low priorities first.
 	Prioritised
+	// Awaited blocks give way next, the latest instant first.
+	Awaited
 	// Leased blocks give way last, the earliest deadline first.
 	Leased
 )
@@ -52,6 +67,8 @@ func (c Class) String() string {
 		return "plain"
 	case Prioritised:
 		return "prioritised"
+	case Awaited:
+		return "awaited"
 	case Leased:
 		return "leased"
 	}
@@ -90,8 +107,8 @@ type Eviction struct {
 	Depth    int // position in its sequence, in blocks
 	Class    Class
 	Priority int    // of a Prioritised block
-	Deadline Time   // of a Leased block
-	Release  uint64 // sequence number of its last release; within a class the least gives way first
+	Deadline Time   // of a Leased or an Awaited block
+	Release  uint64 // sequence number of its last release; of equal blocks the least gives way first, of Awaited ones the greatest
 	Reason   Reason
 }
 
@@ -101,6 +118,8 @@ func (e Eviction) String() string {
 	switch e.Class {
 	case Prioritised:
 		class = fmt.Sprintf("priority %d", e.Priority)
+	case Awaited:
+		return fmt.Sprintf("block %d of group %d at depth %d: awaited until %d, %s, nobody is expected later, release %d was the youngest", e.Block, e.Group, e.Depth, e.Deadline, e.Reason, e.Release)
 	case Leased:
 		class = fmt.Sprintf("leased until %d, and nothing unleased was left", e.Deadline)
 	}
@@ -113,6 +132,8 @@ func (c *Cache) account(id BlockID, b *block) {
 	switch {
 	case b.state&blockLeased != 0:
 		class = Leased
+	case b.state&blockAwaited != 0:
+		class = Awaited
 	case b.stamp>>stampBits != classPlain:
 		class = Prioritised
 	}
@@ -125,6 +146,8 @@ func (c *Cache) account(id BlockID, b *block) {
 	switch class {
 	case Leased:
 		e.Deadline = c.deadlineOf(b, id)
+	case Awaited:
+		e.Deadline = c.runs[c.find(e.Release)].until
 	case Prioritised:
 		e.Priority = int(b.stamp>>stampBits) - 1
 	}

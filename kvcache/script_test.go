@@ -273,7 +273,11 @@ func (r *script) run(t *testing.T, d *datadriven.TestData) {
 		}
 		done(err)
 	case "retain":
-		done(r.c.SetRetention(s, Retention{Prioritised: true, Priority: n}))
+		rt := Retention{Prioritised: true, Priority: n}
+		if deadline > 0 {
+			rt = Retention{AwaitedUntil: deadline}
+		}
+		done(r.c.SetRetention(s, rt))
 	case "lease":
 		id, result, err := r.c.Lease(s, deadline)
 		if err == nil {

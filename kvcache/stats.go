@@ -7,7 +7,7 @@ type counters struct {
 	allocations     uint64
 	refusals        [3]uint64
 	taken           uint64
-	evictions       [3]uint64
+	evictions       [4]uint64
 	uncached        uint64
 	hitTokens       uint64
 	newTokens       uint64
@@ -39,6 +39,7 @@ type Stats struct {
 	BlocksTaken        uint64
 	EvictedPlain       uint64
 	EvictedPrioritised uint64
+	EvictedAwaited     uint64
 	EvictedLeased      uint64
 	Uncached           uint64 // matchable blocks taken back because they were never computed
 	HitTokens          uint64 // tokens of first allocations that a hit covered
@@ -57,7 +58,7 @@ func (c *Cache) Stats() Stats {
 		Matchable: c.cached, Positions: c.t.positions, Nodes: c.t.liveNodes, Namespaces: len(c.byName), Sequences: len(c.seqs),
 		Leases: c.leaseCount, LeasedPositions: c.leasedPositions, LeaseBudget: c.leaseBudget,
 		Allocations: n.allocations, RefusedBlocks: n.refusals[ShortOfBlocks], RefusedWhole: n.refusals[ShortForWholeSequence],
-		BlocksTaken: n.taken, EvictedPlain: n.evictions[Plain], EvictedPrioritised: n.evictions[Prioritised], EvictedLeased: n.evictions[Leased],
+		BlocksTaken: n.taken, EvictedPlain: n.evictions[Plain], EvictedPrioritised: n.evictions[Prioritised], EvictedAwaited: n.evictions[Awaited], EvictedLeased: n.evictions[Leased],
 		Uncached: n.uncached, HitTokens: n.hitTokens, NewTokens: n.newTokens,
 		LeasesDisplaced: n.leasesDisplaced, LeasesEvicted: n.leasesEvicted,
 		EventsPending: len(c.queue), TreeBytes: c.t.bytes(),

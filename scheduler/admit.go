@@ -167,12 +167,9 @@ func (s *Scheduler) admit(r *request, b *budget, p *Plan) step {
 	var ext connector.Answer
 	if r.computed == 0 {
 		hit = s.lookup(r)
-		switch v, why := s.appendVerdict(r, int32(hit.Tokens)); v {
-		case appendRefuse:
+		if v, why := s.appendVerdict(r, int32(hit.Tokens)); v == appendRefuse {
 			s.refuse(r, why, int32(hit.Tokens), p)
 			return admitted
-		case appendWait:
-			return passOver
 		}
 		if s.conn != nil {
 			ext = s.ask(r, hit.Tokens)
@@ -212,6 +209,7 @@ func (s *Scheduler) admit(r *request, b *budget, p *Plan) step {
 		s.conn.Allocated(r.known(), s.tablesOf(r), hit.Tokens, ext.Tokens)
 	}
 	s.recordLookup(r, hit.Tokens, ext.Tokens)
+	s.sessionHolds(r)
 	s.waiting.charge(r)
 	s.queueOf(r.place).remove(r)
 	r.place = nowhere

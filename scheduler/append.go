@@ -13,7 +13,6 @@ type appendVerdict uint8
 const (
 	appendNative appendVerdict = iota // the rule does not apply
 	appendAdmit                       // a usable prefix is here
-	appendWait                        // its saved KV is not ready to be asked for
 	appendRefuse
 )
 

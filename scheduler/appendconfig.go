@@ -84,7 +84,7 @@ func Guarded(maxBatchedTokens int) AppendConfig {
 	return AppendConfig{
 		Enable:          true,
 		MinPrefixRatio:  0.5,
-		MaxSuffixTokens: 2 * maxBatchedTokens,
+		MaxSuffixTokens: maxBatchedTokens,
 		MaxWait:         2 * time.Second,
 		Overload:        CompareRemote,
 		Governor:        &GovernorConfig{},

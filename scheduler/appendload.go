@@ -58,15 +58,10 @@ func (s *Scheduler) Propose() Proposal {
 	if g == nil {
 		return Proposal{Cap: math.MaxInt32}
 	}
-	decodes, context, wants := 0, 0, WantsNothing
-	for _, r := range s.running {
-		switch {
-		case !r.chunk:
-			decodes++
-		case s.governs(r):
-			wants = WantsAppend
-			context = max(context, int(r.computed))
-		}
+	decodes, ahead, context := s.appendLoad()
+	wants := WantsNothing
+	if ahead > 0 {
+		wants = WantsAppend
 	}
 	for _, q := range [...]queue{s.waiting, s.skipped} {
 		if r := q.peek(); r != nil && s.isAppend(r) {
@@ -128,13 +123,18 @@ func (s *Scheduler) observe(p *Plan, res *Result) {
 	}
 }
 
-// WorkOf is what a plan asks of the device, in the terms of a step model. A
-// row of one token, drafts aside, over computed context is a decode.
+// IsDecode tells whether a row costs what a decode costs: one token, drafts
+// aside, over computed context.
+func (p *Plan) IsDecode(row int) bool {
+	return p.Scheduled[row]-p.Drafts[row] == 1 && p.Computed[row] > 0
+}
+
+// WorkOf is what a plan asks of the device, in the terms of a step model.
 func WorkOf(p *Plan) StepWork {
 	var w StepWork
 	for i, n := range p.Scheduled {
 		c := p.Computed[i]
-		if n-p.Drafts[i] == 1 && c > 0 {
+		if p.IsDecode(i) {
 			w.Decodes++
 			continue
 		}
@@ -152,17 +152,23 @@ func (s *Scheduler) localETA(suffix int32) time.Duration {
 	if g == nil {
 		return 0
 	}
-	decodes, ahead, context := 0, int32(0), 0
+	decodes, ahead, context := s.appendLoad()
+	return g.Takes(ahead+int(suffix), decodes, context)
+}
+
+// appendLoad is the number of running requests that decode, and the append
+// tokens that are under way with the longest context that they attend to.
+func (s *Scheduler) appendLoad() (decodes, ahead, context int) {
 	for _, r := range s.running {
 		switch {
 		case !r.chunk:
 			decodes++
 		case s.governs(r):
-			ahead += r.total() - r.computed
+			ahead += int(r.total() - r.computed)
 			context = max(context, int(r.computed))
 		}
 	}
-	return g.Takes(int(ahead+suffix), decodes, context)
+	return decodes, ahead, context
 }
 
 // boundWait sets the deadline of an append attempt that has just come.

@@ -22,6 +22,11 @@ type GovernorConfig struct {
 	// MaxInterval bounds how far the interval is stretched when even a small
 	// chunk is too much. Default 7.
 	MaxInterval int
+	// Savings is the largest number of steps whose allowance a chunk may take at
+	// once: what steps without append tokens have left unused is saved for the
+	// attempt that comes next, so that a short suffix is done in one chunk.
+	// Default 4; at least Interval+1.
+	Savings int
 	// FirstTokens is the cap until enough steps were measured. Default 64.
 	FirstTokens int
 	// MinTokens is the smallest chunk worth a step. Default 32.
@@ -45,6 +50,9 @@ func (c GovernorConfig) withDefaults() GovernorConfig {
 	}
 	if c.MaxInterval == 0 {
 		c.MaxInterval = max(7, c.Interval)
+	}
+	if c.Savings == 0 {
+		c.Savings = max(4, c.Interval+1)
 	}
 	if c.FirstTokens == 0 {
 		c.FirstTokens = 64
@@ -70,6 +78,9 @@ func (c GovernorConfig) validate(bad func(field, format string, args ...any)) {
 	}
 	if c.MaxInterval < 0 || c.MaxInterval != 0 && c.MaxInterval < c.Interval {
 		bad("Governor.MaxInterval", "is %d, must not be below Interval=%d", c.MaxInterval, c.Interval)
+	}
+	if c.Savings < 0 || c.Savings > 1000 || c.Savings != 0 && c.Savings <= c.Interval {
+		bad("Governor.Savings", "is %d, must lie in [0, 1000] and above Interval=%d", c.Savings, c.Interval)
 	}
 	for _, f := range []struct {
 		name string
@@ -143,8 +154,13 @@ func NewGovernor(cfg GovernorConfig) (*Governor, error) {
 	return &Governor{cfg: cfg.withDefaults(), since: math.MaxInt32}, nil
 }
 
-// learned steps of each kind are enough to rely on the fit.
-const learned = 8
+// enough steps of each kind make the fit one to rely on.
+const enough = 8
+
+func (g *Governor) learned() bool {
+	nd, np := g.fit.Samples()
+	return nd >= enough && np >= enough
+}
 
 // Cap is the number of append tokens that a step with so many decodes can
 // bear; context is the number of tokens that its append tokens attend to.
@@ -157,6 +173,9 @@ func (g *Governor) Cap(decodes, context int) int32 {
 	if g.since < interval {
 		return 0
 	}
+	if saved := min(g.since+1, g.cfg.Savings); saved > interval+1 && g.learned() && tokens < math.MaxInt32/g.cfg.Savings {
+		tokens = tokens * saved / (interval + 1)
+	}
 	return int32(min(tokens, g.cfg.MaxTokens))
 }
 
@@ -165,7 +184,7 @@ func (g *Governor) Cap(decodes, context int) int32 {
 // is the target.
 func (g *Governor) chunk(decodes, context int) (tokens, interval int) {
 	interval = g.cfg.Interval
-	if nd, np := g.fit.Samples(); nd < learned || np < learned {
+	if !g.learned() {
 		return g.cfg.FirstTokens, max(interval, 1)
 	}
 	m := g.fit.Model()
@@ -192,7 +211,7 @@ func (g *Governor) chunk(decodes, context int) (tokens, interval int) {
 // with the decode-only steps between their chunks. It is 0 until enough steps
 // were measured.
 func (g *Governor) Takes(tokens, decodes, context int) time.Duration {
-	if nd, np := g.fit.Samples(); nd < learned || np < learned {
+	if !g.learned() {
 		return 0
 	}
 	m := g.fit.Model()
@@ -200,7 +219,8 @@ func (g *Governor) Takes(tokens, decodes, context int) time.Duration {
 	steps := 1.0
 	if decodes > 0 {
 		n, interval := g.chunk(decodes, context)
-		steps = math.Ceil(float64(tokens)/float64(max(n, 1))) * float64(interval+1)
+		chunks := math.Ceil(float64(tokens) / float64(max(n, 1)))
+		steps = (chunks-1)*float64(interval+1) + 1
 	}
 	s := own + steps*m.decodeOnly(decodes)
 	return time.Duration(min(s*1e9, math.MaxInt64/2))

@@ -112,8 +112,28 @@ func TestGovernorAbsoluteTarget(t *testing.T) {
 	g, err := NewGovernor(GovernorConfig{TargetTPOT: 30 * time.Millisecond, Interval: NoInterval})
 	require.NoError(t, err)
 	teach(&g.fit, truth, 300, rand.New(rand.NewSource(5)), plain)
+	g.Stepped(Agreement{Chunk: true})
 	n := g.Cap(10, 4000)
 	require.InEpsilon(t, 0.030, truth.Predict(StepWork{Decodes: 10, Prefill: int(n), Context: float64(n) * 4000}), 0.02)
+}
+
+// Steps without append tokens leave their allowance to the next chunk, up to a
+// bound; a chunk takes all of it.
+func TestGovernorSaves(t *testing.T) {
+	g, err := NewGovernor(GovernorConfig{TargetRatio: 1.2, Savings: 5})
+	require.NoError(t, err)
+	require.EqualValues(t, 64, g.Cap(8, 8000), "nothing is known yet")
+	teach(&g.fit, truth, 300, rand.New(rand.NewSource(7)), plain)
+	g.Stepped(Agreement{Chunk: true})
+	require.Zero(t, g.Cap(8, 8000))
+	g.Stepped(Agreement{})
+	two := g.Cap(8, 8000)
+	for _, steps := range []int32{3, 4, 5, 5, 5} {
+		g.Stepped(Agreement{})
+		require.InDelta(t, float64(two)*float64(steps)/2, float64(g.Cap(8, 8000)), 1)
+	}
+	g.Stepped(Agreement{Chunk: true})
+	require.Zero(t, g.Cap(8, 8000))
 }
 
 // When even a small chunk is too much, the interval is stretched, and at its
@@ -142,7 +162,7 @@ func TestRanksAgree(t *testing.T) {
 
 func TestGovernorConfigSaysWhatIsWrong(t *testing.T) {
 	for _, c := range []GovernorConfig{
-		{TargetRatio: 1}, {TargetRatio: math.NaN()}, {TargetTPOT: -1}, {Interval: -2}, {Interval: 5, MaxInterval: 4}, {MinTokens: -1},
+		{TargetRatio: 1}, {TargetRatio: math.NaN()}, {TargetTPOT: -1}, {Interval: -2}, {Interval: 5, MaxInterval: 4}, {MinTokens: -1}, {Savings: -1}, {Interval: 5, Savings: 5},
 	} {
 		_, err := NewGovernor(c)
 		require.Error(t, err, "%+v", c)

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"container/list"
 	"fmt"
 	"math"
 	"time"
@@ -107,16 +108,21 @@ func (g *gap) add(seconds float64) {
 
 // within is the time within which a next turn is expected.
 func (g *gap) within(spread float64) time.Duration {
-	return time.Duration((g.mean + spread*math.Sqrt(g.variance)) * 1e9)
+	return time.Duration((g.mean + spread*max(math.Sqrt(g.variance), g.mean/8)) * 1e9)
 }
 
 // sessionState is what is remembered of a session between two turns.
 type sessionState struct {
-	lease kvcache.LeaseID
-	ended Time
-	end   TurnEnd
-	stamp uint64 // of its entry in the list of departures
-	open  int    // turns under way
+	name    string
+	lease   kvcache.LeaseID
+	ended   Time // of the last complete turn
+	end     TurnEnd
+	away    bool // no turn has come since
+	open    int  // turns under way
+	recent  *list.Element
+	granted *list.Element // nil without a lease
+	barely  *list.Element // in bare[bareEnd], nil if it is not there
+	bareEnd TurnEnd
 }
 
 // sessions remembers who may come back. Its size is bounded: the oldest are
@@ -124,9 +130,10 @@ type sessionState struct {
 type sessions struct {
 	cfg    LeaseConfig
 	byName map[string]*sessionState
-	left   []departure // oldest first
-	stamp  uint64
-	waits  [2]gap // by TurnEnd
+	recent list.List    // of *sessionState, the one touched longest ago first
+	leased list.List    // those with a lease, the one that left first first
+	bare   [2]list.List // those that are away without one, by TurnEnd, in the same order
+	waits  [2]gap       // by TurnEnd
 
 	lapse  float64 // share of leases that nobody came back for, of the recent ones
 	probes int     // turns that went without a lease because of it
@@ -160,11 +167,6 @@ func (ss *sessions) worthwhile() bool {
 	return ss.probes%probeEvery == 0
 }
 
-type departure struct {
-	name  string
-	stamp uint64
-}
-
 // maxSessions bounds how many sessions are remembered; leases themselves are
 // bounded by the blocks that they cover.
 const maxSessions = 1 << 16
@@ -180,27 +182,53 @@ func (s *Scheduler) sessionTurn(r *request) {
 	if ss == nil || r.req.Session == "" {
 		return
 	}
-	e := ss.byName[r.req.Session]
-	if e == nil {
-		e = &sessionState{}
-		ss.byName[r.req.Session] = e
-		ss.note(r.req.Session, e)
-	} else if at := max(s.now, r.req.Arrival); e.open == 0 && e.ended > 0 && at >= e.ended && e.end != EndOfSession {
+	e := ss.touch(s, r.req.Session)
+	if at := max(s.now, r.req.Arrival); e.open == 0 && e.away && at >= e.ended && e.end != EndOfSession {
+		// Of an attempt and its fallback the first one says how long the client was away.
+		e.away = false
 		if away := at.Sub(e.ended); away <= ss.cfg.Longest {
 			ss.waits[e.end].add(away.Seconds())
 		}
+		if s.cache.LeaseTokens(e.lease) > 0 {
+			ss.returned()
+		}
 	}
-	if e.open == 0 && s.cache.LeaseTokens(e.lease) > 0 {
-		ss.returned()
-	}
+	ss.unbare(e)
 	e.open++
 }
 
-// note puts a session at the end of the list of departures.
-func (ss *sessions) note(name string, e *sessionState) {
-	ss.stamp++
-	e.stamp = ss.stamp
-	ss.left = append(ss.left, departure{name, ss.stamp})
+// touch is the state of a session, new if it is not known, and now the most
+// recent one. The oldest beyond the bound are forgotten.
+func (ss *sessions) touch(s *Scheduler, name string) *sessionState {
+	e := ss.byName[name]
+	if e == nil {
+		e = &sessionState{name: name}
+		e.recent = ss.recent.PushBack(e)
+		ss.byName[name] = e
+	}
+	ss.recent.MoveToBack(e.recent)
+	for len(ss.byName) > maxSessions {
+		ss.forget(s, ss.recent.Front().Value.(*sessionState))
+	}
+	return e
+}
+
+// forget drops a session with its lease.
+func (ss *sessions) forget(s *Scheduler, e *sessionState) {
+	ss.endLease(s, e)
+	ss.unbare(e)
+	ss.recent.Remove(e.recent)
+	delete(ss.byName, e.name)
+}
+
+// sessionHolds ends the lease of a session one of whose turns has just been
+// admitted: it holds its blocks now, and the room is for others.
+func (s *Scheduler) sessionHolds(r *request) {
+	if ss := s.appends.sessions; ss != nil && r.req.Session != "" {
+		if e := ss.byName[r.req.Session]; e != nil {
+			ss.endLease(s, e)
+		}
+	}
 }
 
 // leaseTurn leases the prefix of a turn that has just ended, before its blocks
@@ -218,44 +246,73 @@ func (s *Scheduler) leaseTurn(r *request, complete bool) {
 	if !complete {
 		return
 	}
-	e.ended, e.end = s.now, r.req.TurnEnd
-	ss.note(r.req.Session, e)
-	s.endLease(e)
+	ss.recent.MoveToBack(e.recent)
+	e.ended, e.end, e.away = s.now, r.req.TurnEnd, true
+	ss.endLease(s, e)
 	if e.end == EndOfSession {
 		if e.open == 0 {
-			delete(ss.byName, r.req.Session)
+			ss.forget(s, e)
 		}
 	} else if r.seq.Open() && r.seq.Published() > 0 {
-		// Even without a lease it gives way after what nobody comes back for.
-		s.must(s.cache.SetRetention(&r.seq, kvcache.Retention{Prioritised: true}))
-		if ss.worthwhile() && ss.makeRoom(s, r.seq.Published()) {
-			id, result, err := s.cache.Lease(&r.seq, kvcache.Time(ss.deadline(e)))
+		// Even without a lease it gives way after what nobody comes back for, and
+		// before what is wanted sooner.
+		deadline := ss.deadline(e)
+		s.must(s.cache.SetRetention(&r.seq, kvcache.Retention{AwaitedUntil: kvcache.Time(deadline)}))
+		if ss.worthwhile() && ss.first(s.now, deadline) && ss.makeRoom(s, r.seq.Published()) {
+			id, result, err := s.cache.Lease(&r.seq, kvcache.Time(deadline))
 			if err == nil && result == kvcache.LeaseGranted {
 				e.lease = id
+				e.granted = ss.leased.PushBack(e)
 				s.stats.Leases++
+				return
 			}
 		}
+		e.bareEnd = e.end
+		e.barely = ss.bare[e.end].PushBack(e)
 	}
-	ss.trim(s)
+}
+
+// first reports whether nobody who is away without a lease is expected before
+// a deadline. A lease for somebody who comes later would take the room from them.
+func (ss *sessions) first(now, deadline Time) bool {
+	for end := range ss.bare {
+		l := &ss.bare[end]
+		for at := l.Front(); at != nil; at = l.Front() {
+			e := at.Value.(*sessionState)
+			if by := ss.deadline(e); by > now {
+				if by < deadline {
+					return false
+				}
+				break
+			}
+			ss.unbare(e) // it should have come
+		}
+	}
+	return true
+}
+
+func (ss *sessions) unbare(e *sessionState) {
+	if e.barely != nil {
+		ss.bare[e.bareEnd].Remove(e.barely)
+		e.barely = nil
+	}
 }
 
 // makeRoom reports whether so many blocks fit under the budget. It ends leases
 // of sessions that, by what is known now, should have been back.
 func (ss *sessions) makeRoom(s *Scheduler, blocks int) bool {
 	soonest := min(ss.waits[EndOfTurn].within(ss.cfg.Spread), ss.waits[EndInTool].within(ss.cfg.Spread))
-	for _, d := range ss.left {
-		if s.leaseRoom() >= blocks {
-			break
-		}
-		e := ss.byName[d.name]
-		if e == nil || e.stamp != d.stamp || e.open > 0 || e.lease == (kvcache.LeaseID{}) {
-			continue
-		}
-		if e.ended.Add(soonest) > s.now {
-			break // those behind it left later
-		}
-		if ss.deadline(e) <= s.now {
-			s.endLease(e)
+	for at := ss.leased.Front(); at != nil && s.leaseRoom() < blocks; {
+		e := at.Value.(*sessionState)
+		at = at.Next()
+		switch {
+		case s.cache.LeaseTokens(e.lease) == 0: // it has ended by itself
+			ss.endLease(s, e)
+		case e.open > 0:
+		case e.ended.Add(soonest) > s.now:
+			return false // those behind it left later
+		case ss.deadline(e) <= s.now:
+			ss.endLease(s, e)
 			ss.lapsed(1)
 		}
 	}
@@ -272,29 +329,13 @@ func (ss *sessions) deadline(e *sessionState) Time {
 	return e.ended.Add(min(ss.waits[e.end].within(ss.cfg.Spread), ss.cfg.Longest))
 }
 
-func (s *Scheduler) endLease(e *sessionState) {
-	if e.lease != (kvcache.LeaseID{}) {
-		_ = s.cache.EndLease(e.lease) // it may have ended by itself
-		e.lease = kvcache.LeaseID{}
+func (ss *sessions) endLease(s *Scheduler, e *sessionState) {
+	if e.granted == nil {
+		return
 	}
-}
-
-// trim forgets the oldest sessions beyond the bound.
-func (ss *sessions) trim(s *Scheduler) {
-	drop := 0
-	for ; drop < len(ss.left); drop++ {
-		d := ss.left[drop]
-		e := ss.byName[d.name]
-		if e == nil || e.stamp != d.stamp {
-			continue // it has come again since, or is forgotten
-		}
-		if len(ss.byName) <= maxSessions {
-			break
-		}
-		s.endLease(e)
-		delete(ss.byName, d.name)
-	}
-	ss.left = append(ss.left[:0], ss.left[drop:]...)
+	_ = s.cache.EndLease(e.lease) // it may have ended by itself
+	ss.leased.Remove(e.granted)
+	e.lease, e.granted = kvcache.LeaseID{}, nil
 }
 
 // EndTurn says what the client of a session does after its last turn, when
@@ -315,13 +356,13 @@ func (s *Scheduler) EndTurn(session string, end TurnEnd) error {
 	e.end = end
 	switch {
 	case end == EndOfSession:
-		s.endLease(e)
+		ss.endLease(s, e)
 		if e.open == 0 {
-			delete(ss.byName, session)
+			ss.forget(s, e)
 		}
-	case e.lease != (kvcache.LeaseID{}):
+	case e.granted != nil:
 		if s.cache.Renew(e.lease, kvcache.Time(ss.deadline(e))) != nil {
-			e.lease = kvcache.LeaseID{}
+			ss.endLease(s, e)
 		}
 	}
 	return nil

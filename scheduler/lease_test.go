@@ -134,18 +134,95 @@ func TestLeasesUnderPressure(t *testing.T) {
 	require.EqualValues(t, 3, l.s.Stats().Leases)
 }
 
+// A lease does not go to a session while one that is expected sooner has none.
+func TestLeasesGoToThoseExpectedFirst(t *testing.T) {
+	l := newLeaser(t, 16, AppendConfig{Enable: true, Lease: &LeaseConfig{TurnWait: 100 * time.Second, ToolWait: time.Millisecond}})
+	for i, s := range []string{"a", "b", "c"} {
+		l.now += Time(time.Second)
+		l.turn(s, i+1, 16, Local, EndOfTurn)
+	}
+	ss := l.s.appends.sessions
+	require.EqualValues(t, 2, l.s.Stats().Leases)
+	require.Equal(t, 1, ss.bare[EndOfTurn].Len(), "c has none")
+	l.now += Time(time.Second)
+	l.turn("a", 1, 18, Local, EndOfSession)
+	require.Equal(t, 1, l.s.cache.Stats().Leases, "there is room again")
+	l.turn("d", 4, 16, Local, EndOfTurn)
+	require.EqualValues(t, 2, l.s.Stats().Leases, "but c is expected before d")
+	l.turn("e", 5, 8, Local, EndInTool)
+	require.EqualValues(t, 3, l.s.Stats().Leases, "and after e")
+	l.now += Time(time.Second)
+	l.turn("c", 3, 18, Local, EndOfSession)
+	l.turn("d", 4, 18, Local, EndOfTurn)
+	require.EqualValues(t, 4, l.s.Stats().Leases, "nobody is expected before d")
+	require.Zero(t, ss.bare[EndOfTurn].Len())
+}
+
+// Of sessions without a lease the one that comes last gives way.
+func TestTheLastExpectedGivesWay(t *testing.T) {
+	l := newLeaser(t, 13, AppendConfig{Enable: true, Lease: &LeaseConfig{}})
+	l.s.appends.sessions.lapse, l.s.appends.sessions.probes = 1, 0 // no leases
+	for i, s := range []string{"a", "b", "c"} {
+		l.now += Time(time.Second)
+		l.turn(s, i+1, 16, Local, EndOfTurn)
+	}
+	l.turn("", 9, 12, Local, EndOfTurn) // 3 blocks of 12 are in use already
+	have := func(seed int) int { return l.s.cache.Match(kvcache.Namespace{}, prompt(seed, 16), 16).Tokens }
+	require.Equal(t, 16, have(1))
+	require.Equal(t, 16, have(2))
+	require.Less(t, have(3), 16)
+	require.Zero(t, l.s.cache.Stats().Leases)
+}
+
+// However many sessions come, and whatever becomes of their turns, so many are
+// remembered and no more.
 func TestSessionsAreForgotten(t *testing.T) {
 	l := newLeaser(t, 12, AppendConfig{Enable: true, Lease: &LeaseConfig{}})
 	ss := l.s.appends.sessions
 	for i := range maxSessions + 100 {
-		e := &sessionState{}
-		name := string(rune('a'+i%26)) + time.Duration(i).String()
-		ss.byName[name] = e
-		ss.note(name, e)
+		ss.touch(l.s, time.Duration(i).String())
 	}
-	ss.trim(l.s)
 	require.Len(t, ss.byName, maxSessions)
-	require.Len(t, ss.left, maxSessions)
+	require.Equal(t, maxSessions, ss.recent.Len())
+	require.NotContains(t, ss.byName, time.Duration(0).String())
+	l.turn("a", 1, 16, Local, EndOfTurn)
+	for i := range maxSessions { // the one that comes again stays
+		if i%1000 == 0 {
+			ss.touch(l.s, "a")
+		}
+		ss.touch(l.s, time.Duration(-i-1).String())
+	}
+	require.Contains(t, ss.byName, "a")
+	require.Equal(t, 1, ss.leased.Len())
+	ss.forget(l.s, ss.byName["a"])
+	require.Zero(t, ss.leased.Len())
+	require.Zero(t, l.s.cache.Stats().Leases)
+}
+
+// A session that turns and turns takes no more memory for it.
+func TestTurnsLeaveNothingBehind(t *testing.T) {
+	l := newLeaser(t, 40, AppendConfig{Enable: true, Lease: &LeaseConfig{}})
+	ss := l.s.appends.sessions
+	l.turn("quiet", 9, 16, Local, EndOfTurn)
+	for range 50 {
+		l.now += Time(time.Second)
+		l.turn("a", 1, 16, Local, EndOfTurn)
+	}
+	require.Equal(t, 2, ss.recent.Len())
+	require.Equal(t, 2, ss.leased.Len())
+	require.Len(t, ss.byName, 2)
+}
+
+// An attempt and its fallback are one return of the client.
+func TestFallbackIsNoSecondReturn(t *testing.T) {
+	l := newLeaser(t, 12, AppendConfig{Enable: true, Lease: &LeaseConfig{}, MinPrefixTokens: 100})
+	ss := l.s.appends.sessions
+	l.turn("a", 1, 16, Local, EndOfTurn)
+	l.now += Time(10 * time.Second)
+	require.Equal(t, FinishRefused, l.turn("a", 1, 18, AppendPrefill, EndOfTurn).Finish)
+	l.now += Time(20 * time.Second)
+	require.Equal(t, FinishLength, l.turn("a", 1, 18, Local, EndOfTurn).Finish)
+	require.Equal(t, gap{mean: 10, variance: 25, n: 1}, ss.waits[EndOfTurn])
 }
 
 // Clients that go without a word make leases harmful: hardly any is granted

@@ -308,6 +308,9 @@ func (s *Scheduler) preemptAt(i int, b *budget, p *Plan) {
 			b.rows--
 			if r.chunk {
 				b.wide--
+				if s.governs(r) {
+					b.appends += d.n
+				}
 			}
 			p.RolledBack = add(s.alloc, p.RolledBack, r.id)
 			s.dropLoRA()

@@ -39,6 +39,8 @@ With --preset:
                   three turns, one Prefiller, a Decoder of two ranks
   shared-prompt   the same with a system prompt that all sessions share
   ablations       the guarded arm with each of its guards off in turn
+  pools           the guarded arm at Decoder pools of 900 to 1,000 blocks and with
+                  ten seeds of the workload
   tails           arrivals with imported KV at one Decoder: the steps that each
                   policy of graph classification loses to their prompt tails
 
@@ -79,12 +81,18 @@ func (f *simFlags) run(out, errs io.Writer) error {
 		return f.playTrace(out, errs)
 	case f.preset == "tails":
 		return f.playTails(out)
+	case f.preset == "pools":
+		rep, err := sim.Pools(900, 1000, 10, 10)
+		if err != nil {
+			return err
+		}
+		return f.print(out, rep, rep.Page(), "guarded arm by pool, mean (least–largest) over the seeds")
 	case f.preset == "":
 		f.preset = "append-prefill"
 	}
 	run, ok := map[string]func() (*sim.Report, error){"append-prefill": sim.AppendPrefill, "shared-prompt": sim.SharedPrompt, "ablations": sim.Ablations}[f.preset]
 	if !ok {
-		return fmt.Errorf("preset %q is unknown: there are append-prefill, shared-prompt, ablations and tails", f.preset)
+		return fmt.Errorf("preset %q is unknown: there are append-prefill, shared-prompt, ablations, pools and tails", f.preset)
 	}
 	rep, err := run()
 	if err != nil {

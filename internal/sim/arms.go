@@ -2,9 +2,11 @@ package sim
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/sluice-serving/sluice/kvcache"
+	"github.com/sluice-serving/sluice/proxy/route"
 	"github.com/sluice-serving/sluice/scheduler"
 )
 
@@ -59,35 +61,70 @@ func AppendPrefillArms(decodeBlocks int) []Arm {
 func Guard(cfg ClusterConfig) ClusterConfig {
 	cfg.Decode.Scheduler.Append = scheduler.Guarded(cfg.Decode.Scheduler.MaxBatchedTokens)
 	cfg.Ends = EndsAnnounced
+	cfg.Route.Placement = route.PlaceRoom
 	return cfg
 }
 
+// The pools that Capacity looks at: near nine sessions of a first prompt's
+// blocks on a rank.
+const (
+	sessionBlocks = 97
+	fewest        = 8 * sessionBlocks
+	most          = 10 * sessionBlocks
+	calibration   = 3 // workload seeds
+)
+
 // Capacity is the number of blocks of a Decoder rank with which the plain arm
-// hits as often as in the published run, or nearest to it. Of equally near
-// ones it is the smallest.
+// hits as often as in the published run. Hits rise with the pool, but not
+// evenly: a few blocks more may cost some, since what counts is how many
+// sessions fit as a whole. Therefore no single run decides: a line is laid
+// through the hits of pools of eight to ten sessions and of several seeds of
+// the workload, and it is asked where it meets the published number.
 func Capacity(load Workload) (blocks int, err error) {
-	best := -1
-	for b := 6 * 97; b <= 16*97; b += 97 / 4 {
+	var n, x, y, xx, xy float64
+	for b := fewest; b <= most; b += sessionBlocks / 6 {
 		cfg := PublishedCluster(b)
 		cfg.Route.Append = true
 		cfg.Decode.Scheduler.Append.Enable = true
 		cfg.Sample = 0
-		c, err := NewCluster(cfg, load)
-		if err != nil {
-			return 0, err
-		}
-		r, err := c.Run()
-		if err != nil {
-			return 0, err
-		}
-		if off := abs(r.Hits - publishedHits); best < 0 || off < best {
-			best, blocks = off, b
+		for seed := range calibration {
+			r, err := runOnce(cfg, reseeded(load, seed))
+			if err != nil {
+				return 0, err
+			}
+			n++
+			x += float64(b)
+			y += float64(r.Hits)
+			xx += float64(b) * float64(b)
+			xy += float64(b) * float64(r.Hits)
 		}
 	}
-	return blocks, nil
+	slope := (n*xy - x*y) / (n*xx - x*x)
+	if !(slope > 0) {
+		return 0, fmt.Errorf("hits do not rise with the pool between %d and %d blocks", fewest, most)
+	}
+	at := (publishedHits-y/n)/slope + x/n
+	return min(max(int(math.Round(at)), fewest), most), nil
 }
 
-func abs(n int) int { return max(n, -n) }
+// reseeded is the workload with other lengths; a recorded one is what it is.
+func reseeded(load Workload, seed int) Workload {
+	c, ok := load.(*Conversations)
+	if !ok {
+		return load
+	}
+	other := *c
+	other.Seed += uint64(seed)
+	return &other
+}
+
+func runOnce(cfg ClusterConfig, load Workload) (*Result, error) {
+	c, err := NewCluster(cfg, load)
+	if err != nil {
+		return nil, err
+	}
+	return c.Run()
+}
 
 // ArmReport is what an arm gave, in the units of its names.
 type ArmReport struct {
@@ -163,11 +200,7 @@ func (a *ArmReport) Result() *Result { return a.result }
 func RunArms(preset string, blocks int, arms []Arm, load Workload) (*Report, error) {
 	rep := &Report{Preset: preset, DecodeBlocks: blocks}
 	for _, a := range arms {
-		c, err := NewCluster(a.Cluster, load)
-		if err != nil {
-			return nil, fmt.Errorf("arm %s: %w", a.Name, err)
-		}
-		r, err := c.Run()
+		r, err := runOnce(a.Cluster, load)
 		if err != nil {
 			return nil, fmt.Errorf("arm %s: %w", a.Name, err)
 		}

@@ -116,7 +116,7 @@ func TestAblations(t *testing.T) {
 		return a
 	}
 	pd, guarded := arm(ArmPD), arm(ArmGuarded)
-	require.Greater(t, arm("no governor, no thresholds").TPOTp95MS, 1.5*pd.TPOTp95MS)
+	require.Greater(t, arm("no governor, no thresholds").TPOTp95MS, 1.3*pd.TPOTp95MS)
 	require.LessOrEqual(t, arm("no thresholds").TPOTp95MS, 1.05*pd.TPOTp95MS, "the governor holds alone")
 	require.LessOrEqual(t, arm("no governor").TPOTp95MS, 1.05*pd.TPOTp95MS, "short suffixes alone disturb little")
 	require.Less(t, arm("no leases").Hits, guarded.Hits)

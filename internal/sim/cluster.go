@@ -108,6 +108,8 @@ type turn struct {
 	id     scheduler.RequestID
 	on     int32 // rank that has it, -1 none
 	kv     transfer
+
+	prefilled Time // when the Prefiller answered
 }
 
 // session is a conversation under way.
@@ -136,6 +138,7 @@ type Cluster struct {
 	pending int // turns not finished yet
 
 	pace    float64 // ns per prompt token at a Prefiller, as measured
+	rest    float64 // ns from a Prefiller's answer to the first token, as measured
 	waiting int     // prompts at Prefillers that no step has begun
 	result  Result
 	events  int

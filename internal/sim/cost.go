@@ -11,27 +11,19 @@ import (
 
 // Work is what a step asks of a device.
 type Work struct {
-	Decodes int         // rows that are decodes or one-token tails
-	Prefill int         // tokens of the other rows
-	Context float64     // Σ over these tokens of the tokens they attend to
+	scheduler.StepWork
 	Decoded int64       // tokens that the decode rows attend to
-	Mode    graphs.Mode // of the step; Unset without a dispatcher
+	Mode    graphs.Mode // of the step; None without a dispatcher
 }
 
-// WorkOf reads a plan. A row of one token over computed context is a decode.
+// WorkOf reads a plan.
 func WorkOf(p *scheduler.Plan) Work {
-	var w Work
+	w := Work{StepWork: scheduler.WorkOf(p), Mode: p.Graph.Mode}
 	for i, n := range p.Scheduled {
-		c := p.Computed[i]
-		if n-p.Drafts[i] == 1 && c > 0 {
-			w.Decodes++
-			w.Decoded += int64(c) + int64(n)
-			continue
+		if p.IsDecode(i) {
+			w.Decoded += int64(p.Computed[i]) + int64(n)
 		}
-		w.Prefill += int(n)
-		w.Context += float64(n) * (float64(c) + float64(n+1)/2)
 	}
-	w.Mode = p.Graph.Mode
 	return w
 }
 

@@ -183,7 +183,9 @@ func (g *group) plan(now Time) slot {
 		took := r.cost.Step(w, r.steps)
 		pure := took
 		if w.Prefill > 0 {
-			pure = r.cost.Step(Work{Decodes: w.Decodes, Decoded: w.Decoded, Mode: w.Mode}, r.steps)
+			alone := w
+			alone.Prefill, alone.Context = 0, 0
+			pure = r.cost.Step(alone, r.steps)
 		}
 		s.pure = max(s.pure, pure)
 		s.took[len(s.took)-1] = took

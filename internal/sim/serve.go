@@ -186,7 +186,8 @@ func (c *Cluster) arrive(i, on int32) error {
 
 // remoteETA is what the front door expects of the other route: the prompts
 // that wait at the least loaded Prefiller and this one, at the measured pace of
-// Prefillers. It is 0 until one prompt was measured.
+// Prefillers, and then the time that such turns were measured to take from there
+// to their first token. It is 0 until one prompt was measured.
 func (c *Cluster) remoteETA(tr *turn) time.Duration {
 	if c.pace == 0 {
 		return 0
@@ -195,7 +196,7 @@ func (c *Cluster) remoteETA(tr *turn) time.Duration {
 	for _, r := range c.ranks[:c.cfg.Prefillers] {
 		least = min(least, r.backlog)
 	}
-	return time.Duration(c.pace * float64(least+int64(len(tr.prompt))))
+	return time.Duration(c.pace*float64(least+int64(len(tr.prompt))) + c.rest)
 }
 
 // heldBy is the number of tokens of a turn's prompt that the Decoder rank of
@@ -244,12 +245,13 @@ func (c *Cluster) output(r *rank, o *scheduler.Output) error {
 		c.result.PrefillCalls++
 		r.backlog -= int64(len(tr.prompt))
 		c.measurePace(r)
-		c.router.Prefilled(tr.rt)
+		c.router.Prefilled(wall(c.now), tr.rt)
 		target, ok := c.router.Decoder(wall(c.now), tr.rt)
 		if !ok {
 			return errors.New("no decoder is available")
 		}
 		tr.stage = decoding
+		tr.prefilled = c.now
 		tr.kv = transfer{from: r.index, id: o.Request, tokens: len(tr.prompt)}
 		c.send(i, c.byName[target.Decoder]+int32(target.Rank))
 		return nil
@@ -261,6 +263,9 @@ func (c *Cluster) output(r *rank, o *scheduler.Output) error {
 		tr.rec.Route = Fallback
 		tr.rec.Reason = o.Refusal.Reason.String()
 		c.router.Missed(tr.rt)
+		if o.Refusal.Reason != scheduler.Busy && o.Refusal.Reason != scheduler.Draining {
+			c.router.Lost(tr.rt)
+		}
 		c.cal.push(c.now+Seconds(c.cfg.Hop), eventBack, i, 0, 0)
 		return nil
 	}
@@ -274,6 +279,8 @@ func (c *Cluster) output(r *rank, o *scheduler.Output) error {
 			tr.rec.Cached = o.Cached + o.External
 			if tr.stage == attempted {
 				tr.rec.Route = Hit
+			} else {
+				c.measureRest(float64(tr.rec.First - tr.prefilled))
 			}
 			c.router.Output(wall(c.now), tr.rt)
 		}
@@ -301,6 +308,15 @@ func (c *Cluster) measurePace(r *rank) {
 	c.pace += (now - c.pace) / 16
 }
 
+// measureRest follows the time from the end of a prompt at a Prefiller to the
+// first token at the client.
+func (c *Cluster) measureRest(ns float64) {
+	if c.rest == 0 {
+		c.rest = ns
+	}
+	c.rest += (ns - c.rest) / 16
+}
+
 // done: the client has the whole answer.
 func (c *Cluster) done(i int32) {
 	tr := &c.turns[i]
@@ -309,7 +325,8 @@ func (c *Cluster) done(i int32) {
 	ss.lastOn = tr.on
 	last := t+1 >= c.load.Turns(int(s))
 	c.router.Finish(wall(c.now), tr.rt, route.Outcome{
-		Result: route.Completed, PromptTokens: len(tr.prompt), CachedTokens: int(tr.rec.Cached), OutputTokens: int(tr.rec.Out), End: last,
+		Result: route.Completed, PromptTokens: len(tr.prompt), CachedTokens: int(tr.rec.Cached), OutputTokens: int(tr.rec.Out),
+		End: last && c.cfg.Ends == EndsAnnounced,
 	})
 	c.result.add(tr.rec)
 	c.pending--
