@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/url"
 	"slices"
 	"time"
 
@@ -34,6 +35,7 @@ type File struct {
 	Keys     FileKeys     `yaml:"keys,omitempty"`
 
 	InstancesFile string   `yaml:"instances_file,omitempty"` // watched
+	Membership    string   `yaml:"membership,omitempty"`     // URL of a set of instances that is followed
 	Join          FileJoin `yaml:"join,omitempty"`
 	ScrapeEvery   Duration `yaml:"scrape_every,omitempty"` // negative switches the load scrape off
 	TraceFile     string   `yaml:"trace_file,omitempty"`
@@ -129,8 +131,10 @@ type FileSessions struct {
 	Sources   []string `yaml:"sources,omitempty"`
 	TTL       Duration `yaml:"ttl,omitempty"`
 	Max       int      `yaml:"max,omitempty"`
+	Store     string   `yaml:"store,omitempty"` // URL of a store that all replicas share
+	StoreWait Duration `yaml:"store_timeout,omitempty"`
 	Unknown   string   `yaml:"unknown_followups,omitempty"` // auto, try or pd
-	Placement string   `yaml:"placement,omitempty"`         // load or hash
+	Placement string   `yaml:"placement,omitempty"`         // load, hash or room
 }
 
 // FileRetry sets how often a request is tried.
@@ -238,6 +242,7 @@ func (f File) Config() (Config, error) {
 	c := Config{
 		Metaserver: f.Metaserver, Prefillers: f.Prefillers, Append: f.AppendPrefill, Pools: map[string]Backend{},
 		SessionTTL: time.Duration(f.Sessions.TTL), MaxSessions: f.Sessions.Max,
+		StoreURL: f.Sessions.Store, StoreTimeout: time.Duration(f.Sessions.StoreWait), MembershipURL: f.Membership,
 		MaxRetries: f.Retry.Max, RetryDelay: time.Duration(f.Retry.Delay),
 		MaxBody: f.Limits.MaxBody, MaxAnswer: f.Limits.MaxAnswer, MaxHeader: f.Limits.MaxHeader,
 		MaxConnections: f.Limits.MaxConnections, TenantConcurrency: f.Limits.PerTenant, TenantQueue: f.Limits.Queue, QueueTimeout: time.Duration(f.Limits.QueueTimeout),
@@ -354,15 +359,17 @@ func set[T any](to *T, from *T) {
 	}
 }
 
-// ParsePlacement reads "load" or "hash"; empty means load.
+// ParsePlacement reads "load", "hash" or "room"; empty means load.
 func ParsePlacement(s string) (route.Placement, error) {
 	switch s {
 	case "", "load":
 		return route.PlaceLoad, nil
 	case "hash":
 		return route.PlaceHash, nil
+	case "room":
+		return route.PlaceRoom, nil
 	}
-	return 0, fmt.Errorf("placement %q: give load or hash", s)
+	return 0, fmt.Errorf("placement %q: give load, hash or room", s)
 }
 
 // ParseUnknown reads "auto", "try" or "pd"; empty means auto.
@@ -384,7 +391,8 @@ func Effective(c Config, listen string) ([]byte, error) {
 	c = c.withDefaults()
 	f := File{
 		Listen: listen, Metaserver: c.Metaserver, AppendPrefill: c.Append, Prefillers: c.Prefillers,
-		Sessions:      FileSessions{TTL: Duration(c.SessionTTL), Max: c.MaxSessions, Unknown: [...]string{"auto", "try", "pd"}[c.Unknown], Placement: c.Placement.String()},
+		Membership:    redacted(c.MembershipURL),
+		Sessions:      FileSessions{TTL: Duration(c.SessionTTL), Max: c.MaxSessions, Store: redacted(c.StoreURL), StoreWait: Duration(c.StoreTimeout), Unknown: [...]string{"auto", "try", "pd"}[c.Unknown], Placement: c.Placement.String()},
 		Retry:         FileRetry{Max: c.MaxRetries, Delay: Duration(c.RetryDelay)},
 		Limits:        FileLimits{c.MaxBody, c.MaxAnswer, c.MaxHeader, c.MaxConnections, c.TenantConcurrency, c.TenantQueue, Duration(c.QueueTimeout)},
 		Timeouts:      FileTimeouts{Duration(c.ConnectTimeout), Duration(c.PrefillTimeout), Duration(c.FirstTimeout), Duration(c.IdleTimeout), Duration(c.ClientTimeout), Duration(c.BodyTimeout)},
@@ -421,6 +429,14 @@ func Effective(c Config, listen string) ([]byte, error) {
 		return nil, fmt.Errorf("effective configuration: %w", err)
 	}
 	return out.Bytes(), nil
+}
+
+// redacted is a URL without its password.
+func redacted(text string) string {
+	if u, err := url.Parse(text); err == nil {
+		return u.Redacted()
+	}
+	return ""
 }
 
 func filePool(name string, b Backend) (FilePool, error) {

@@ -132,6 +132,10 @@ func (x *exchange) run(d route.Decision) {
 		}
 		x.p.mu.Lock()
 		x.p.router.Missed(x.turn)
+		switch res.reason {
+		case "no_prefix", "below_min_prefix", "suffix_too_long":
+			x.p.router.Lost(x.turn)
+		}
 		x.p.mu.Unlock()
 		x.line.Route, x.line.Reason = "fallback", res.reason
 		x.announce()
