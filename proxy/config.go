@@ -41,6 +41,9 @@ type Config struct {
 	// Store keeps the owners of sessions for all replicas; nil keeps them in this
 	// proxy alone. Its time to live should be SessionTTL.
 	Store Store
+	// StoreURL and MembershipURL name what Store and Membership are opened from.
+	// New needs those; the URLs serve the configuration file and its check.
+	StoreURL, MembershipURL string
 	// StoreTimeout bounds one call of it; 0 means 250 ms. While it does not
 	// answer sessions are placed by their hash.
 	StoreTimeout time.Duration
@@ -203,10 +206,10 @@ func (c Config) Validate() error {
 		}
 		seen[kind+addr] = kind
 	}
-	if len(c.Prefillers) == 0 && c.InstancesFile == "" && c.Membership == nil {
+	if len(c.Prefillers) == 0 && c.InstancesFile == "" && c.Membership == nil && c.MembershipURL == "" {
 		errs = append(errs, errors.New("no prefiller is given"))
 	}
-	if len(c.Decoders) == 0 && c.InstancesFile == "" && c.Membership == nil {
+	if len(c.Decoders) == 0 && c.InstancesFile == "" && c.Membership == nil && c.MembershipURL == "" {
 		errs = append(errs, errors.New("no decoder is given"))
 	}
 	for _, p := range c.Prefillers {

@@ -52,6 +52,9 @@ func New(cfg Config) (*Proxy, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	if (cfg.StoreURL != "" && cfg.Store == nil) || (cfg.MembershipURL != "" && cfg.Membership == nil) {
+		return nil, errors.New("a session store or membership is named and not opened")
+	}
 	cfg = cfg.withDefaults()
 	p := &Proxy{cfg: cfg, pools: map[string]*Backend{}, started: time.Now()}
 	try := cfg.Unknown == UnknownTry || (cfg.Unknown == UnknownAuto && cfg.Placement == route.PlaceHash)
