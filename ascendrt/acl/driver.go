@@ -24,6 +24,8 @@ package acl
 #cgo nocallback asc_release
 #cgo noescape asc_faults
 #cgo nocallback asc_faults
+#cgo noescape asc_live
+#cgo nocallback asc_live
 #cgo noescape asc_alive
 #cgo nocallback asc_alive
 #cgo noescape asc_limits
@@ -254,6 +256,24 @@ func injectFaults(text string) (bool, error) {
 	return true, invalid("open", "the faults "+text+" are not understood", ascendrt.ErrInvalid)
 }
 
+// emulatedObjects counts what exists in an emulation of the runtime: streams,
+// events, graphs, blocks of memory, and objects of operators; nil on real libraries.
+func emulatedObjects() []int {
+	var out []int
+	count := func(lib library, symbol string, kinds int) {
+		s := C.CString(symbol)
+		defer C.free(unsafe.Pointer(s))
+		for k := range kinds {
+			if n := C.asc_live(C.int(lib), s, C.int(k)); n >= 0 {
+				out = append(out, int(n))
+			}
+		}
+	}
+	count(libACL, "sluice_emu_live", 4)
+	count(libNNOP, "sluice_emu_objects", 1)
+	return out
+}
+
 // failed makes the error of a call and notes a lost device.
 func (d *device) failed(what string, e *C.asc_err) error {
 	err := toError(what, e)
@@ -418,7 +438,8 @@ func (d *device) eventDone(ev eventPtr) (bool, error) {
 	e := newErr()
 	var done C.int
 	if C.asc_event_done(d.ctx, ev, &done, &e) != 0 {
-		return false, d.failed("", &e)
+		bad := e // the record itself stays on the stack
+		return false, d.failed("", &bad)
 	}
 	return done != 0, nil
 }
@@ -438,7 +459,8 @@ func (d *device) eventWait(ev eventPtr, at time.Duration) (bool, error) {
 	var done C.int
 	ms := max(1, at.Milliseconds())
 	if C.asc_event_wait(d.ctx, ev, C.int(ms), &done, &e) != 0 {
-		return false, d.failed("", &e)
+		bad := e // the record itself stays on the stack
+		return false, d.failed("", &bad)
 	}
 	return done != 0, nil
 }
@@ -476,7 +498,8 @@ func (d *device) replay(s streamPtr, words []uint64) error {
 	}
 	e := newErr()
 	if C.asc_replay(d.ctx, s, (*C.uint64_t)(&words[0]), C.size_t(len(words)), flags, &e) != 0 {
-		return d.failed("", &e)
+		bad := e // the record itself stays on the stack
+		return d.failed("", &bad)
 	}
 	return nil
 }

@@ -176,3 +176,11 @@ int asc_faults(const char *text) {
 	memcpy(&inject, &p, sizeof p);
 	return inject(text) ? 1 : 0;
 }
+
+long asc_live(int lib, const char *symbol, int kind) {
+	long (*count)(int);
+	void *p = find(lib, symbol);
+	if (!p) return -1;
+	memcpy(&count, &p, sizeof p);
+	return count(kind);
+}

@@ -49,6 +49,9 @@ int asc_open(int ordinal, aclrtContext *ctx, asc_err *e);
 int asc_release(aclrtContext c, int ordinal, asc_err *e);
 int asc_faults(const char *text); // -1: these libraries inject none; else what they answer
 
+// asc_live asks an emulation for what exists in it; -1: these libraries cannot tell.
+long asc_live(int lib, const char *symbol, int kind);
+
 int asc_alive(aclrtContext c, asc_err *e);
 int asc_limits(aclrtContext c, int64_t *streams, int64_t *events, asc_err *e); // free ones, -1: unknown
 int asc_mem_info(aclrtContext c, size_t *avail, size_t *total, asc_err *e);

@@ -35,7 +35,7 @@ EMU_API int sluice_emu_check_object(const void *p, int kind) {
 	return it != live().end() && it->second == kind;
 }
 // sluice_emu_objects counts live objects of all kinds.
-EMU_API long sluice_emu_objects(void) {
+EMU_API long sluice_emu_objects(int) {
 	std::lock_guard<std::mutex> l(mutex());
 	return (long)live().size();
 }

@@ -340,3 +340,31 @@ EMU_API int sluice_emu_enqueue(const std::shared_ptr<Task> *task, void *ws, uint
 	if ((rc = checkLaunch(d, node.launch, false, nullptr, &why))) return fail(rc, "%s", why.c_str());
 	return submit(s, std::move(node), name);
 }
+
+// A task of another library, over ranges that it declares.
+EMU_API int sluice_emu_task(const char *name, const std::function<int(std::string &)> *run, const void *const *at, const size_t *bytes, int n, aclrtStream h) {
+	Device *d;
+	int rc = enter(name, &d);
+	if (rc) return rc;
+	auto s = streamOf(h, &rc);
+	if (rc) return rc;
+	std::vector<std::pair<const void *, size_t>> ranges;
+	for (int i = 0; i < n; i++) {
+		if (bytes[i] && !hold(at[i], bytes[i])) return fail(ACL_ERROR_RT_PARAM_INVALID, "%s: %zu bytes at %p are no live device memory", name, bytes[i], at[i]);
+		ranges.push_back({ at[i], bytes[i] });
+	}
+	Node node;
+	node.run = [run = *run, ranges, what = std::string(name)](std::string &why) -> int {
+		std::vector<std::shared_ptr<Block>> keep;
+		for (auto &r : ranges) {
+			if (!r.second) continue;
+			keep.push_back(hold(r.first, r.second));
+			if (!keep.back()) {
+				why = what + ": memory was freed before the task ran";
+				return ACL_ERROR_RT_AICORE_EXCEPTION;
+			}
+		}
+		return run(why);
+	};
+	return submit(s, std::move(node), name);
+}

@@ -65,6 +65,13 @@ func Build(o Options) (string, error) {
 	defer os.RemoveAll(tmp)
 	c := exec.Command("sh", append([]string{script, tmp}, o.Flags...)...)
 	c.Env = append(os.Environ(), "HIDE="+strings.Join(o.Hide, " "))
+	if len(o.Hide) > 0 { // another link of the same objects
+		base, err := Build(Options{Flags: o.Flags})
+		if err != nil {
+			return "", err
+		}
+		c.Env = append(c.Env, "OBJ="+filepath.Join(base, "obj"))
+	}
 	if out, err := c.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build of the emulated libraries: %w\n%s", err, out)
 	}

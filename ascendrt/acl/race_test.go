@@ -1,0 +1,5 @@
+//go:build race && cgo && linux
+
+package acl
+
+const raceEnabled = true
