@@ -144,7 +144,7 @@ func (c *offers) Allocated(r *connector.Request, _ connector.Tables, _, external
 	if l.saved > 0 {
 		l.saved = 0
 	} else if !l.offer.repeat {
-		l.offer = offer{}
+		l.offer = c.byDefault()
 	}
 }
 

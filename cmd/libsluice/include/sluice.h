@@ -219,7 +219,7 @@ typedef struct sluice_offer_t {
     uint32_t struct_size;
     int32_t lookup;       /* sluice_lookup */
     int64_t tokens;       /* of SLUICE_LOOKUP_OFFER: counted from the start of the sequence, local hits included */
-    int32_t async;        /* 1: the request waits for SLUICE_RECEIVED; 0: loaded by the step that admits it */
+    int32_t async_load;   /* 1: the request waits for SLUICE_RECEIVED; 0: loaded by the step that admits it */
     int32_t repeat;       /* 1: it can be loaded again after a preemption; 0: once */
     int64_t timeout;      /* of the load, or of the wait for an answer, ns; 0: as configured */
 } sluice_offer_t;

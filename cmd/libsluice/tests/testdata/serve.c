@@ -132,7 +132,7 @@ static int add(sluice_handle s, sluice_request_id *id) {
     r.offer.struct_size = sizeof r.offer;
     r.offer.lookup = i32();
     r.offer.tokens = i64();
-    r.offer.async = i32();
+    r.offer.async_load = i32();
     r.offer.repeat = i32();
     status = sluice_add(s, &r, id);
     free(name);
@@ -176,7 +176,7 @@ int main(void) {
             o.struct_size = sizeof o;
             o.lookup = i32();
             o.tokens = i64();
-            o.async = i32();
+            o.async_load = i32();
             o.repeat = i32();
             put32(sluice_offer(s, id, &o));
             break;
