@@ -24,7 +24,7 @@ func newCacheCmd() *cobra.Command {
 			"the last block first. A request longer than N keeps its first N blocks. N = 0 is unbounded.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			choice, err := cachetrace.ParseIDs(ids)
+			choice, err := trace.ParseIDs(ids)
 			if err != nil {
 				return err
 			}

@@ -18,11 +18,11 @@ import (
 
 // simFlags are the flags of sluice sim.
 type simFlags struct {
-	preset, trace, profiles, html string
-	json, lenient                 bool
-	study                         sim.StudyConfig
-	replay                        sim.ReplayOptions
-	blocks                        int
+	preset, trace, ids, profiles, html string
+	json, lenient                      bool
+	study                              sim.StudyConfig
+	replay                             sim.ReplayOptions
+	blocks                             int
 }
 
 func newSimCmd() *cobra.Command {
@@ -57,6 +57,7 @@ once for each profile:
 	fl := cmd.Flags()
 	fl.StringVar(&f.preset, "preset", "", "experiment to play")
 	fl.StringVar(&f.trace, "trace", "", "recorded trace to play")
+	fl.StringVar(&f.ids, "ids", "auto", "where a block id of the trace names one block: file, session, or auto to tell by the ids")
 	fl.StringVar(&f.profiles, "profile", "all", "profiles to compare on a trace, separated by commas")
 	fl.BoolVar(&f.json, "json", false, "print the report as JSON")
 	fl.StringVar(&f.html, "html", "", "also write the report with plots to this file")
@@ -125,9 +126,9 @@ func (f *simFlags) playTrace(out, errs io.Writer) error {
 	for _, b := range t.Broken {
 		fmt.Fprintf(errs, "%s: left out: %v\n", t.Name, b)
 	}
-	ids := sim.IDsOfTrace
-	if strings.Contains(t.Name, "local") {
-		ids = sim.IDsOfSession
+	ids, err := trace.ParseIDs(f.ids)
+	if err != nil {
+		return err
 	}
 	load, err := sim.NewReplay(t, ids, f.replay)
 	if err != nil {

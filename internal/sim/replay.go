@@ -42,9 +42,9 @@ type conversation struct {
 
 var _ Workload = (*Replay)(nil)
 
-// NewReplay prepares a trace. BlockIDs says whether equal ids of different
+// NewReplay prepares a trace. The ids say whether equal ones of different
 // sessions are the same block.
-func NewReplay(t *trace.Trace, ids BlockIDs, opt ReplayOptions) (*Replay, error) {
+func NewReplay(t *trace.Trace, ids trace.IDs, opt ReplayOptions) (*Replay, error) {
 	for _, f := range []struct {
 		name string
 		v    *float64
@@ -60,7 +60,7 @@ func NewReplay(t *trace.Trace, ids BlockIDs, opt ReplayOptions) (*Replay, error)
 	if opt.Sessions < 0 || opt.MaxTurns < 0 {
 		return nil, fmt.Errorf("replay: sessions is %d and turns is %d, must not be negative", opt.Sessions, opt.MaxTurns)
 	}
-	r := &Replay{opt: opt, trace: t, local: ids == IDsOfSession, block: max(1, int(float64(t.BlockSize)*opt.ScaleToken+0.5))}
+	r := &Replay{opt: opt, trace: t, local: t.Resolve(ids) == trace.SessionIDs, block: max(1, int(float64(t.BlockSize)*opt.ScaleToken+0.5))}
 	type key struct{ session, agent string }
 	index := map[key]int{}
 	order := map[string]int{}
@@ -119,14 +119,6 @@ func NewReplay(t *trace.Trace, ids BlockIDs, opt ReplayOptions) (*Replay, error)
 	r.conv = sorted
 	return r, nil
 }
-
-// BlockIDs says where the block ids of a trace hold.
-type BlockIDs uint8
-
-const (
-	IDsOfTrace   BlockIDs = iota // equal ids are the same block everywhere
-	IDsOfSession                 // only within one session
-)
 
 func (r *Replay) time(seconds float64) Time { return Seconds(seconds * r.opt.ScaleTime) }
 

@@ -38,7 +38,7 @@ func TestReplaySharesWhatTheTraceSays(t *testing.T) {
 		row("a", "", 2, 6000, 260, 5, "[1,2,9,2]"), // cuts its history after block 2
 		row("b", "", 0, 0, 200, 30, "[1,3]"),
 	)
-	r, err := NewReplay(tr, IDsOfTrace, ReplayOptions{})
+	r, err := NewReplay(tr, trace.FileIDs, ReplayOptions{})
 	require.NoError(t, err)
 	require.Equal(t, 2, r.Sessions())
 	p0, p1, p2 := r.Prompt(0, 0, nil), r.Prompt(0, 1, nil), r.Prompt(0, 2, nil)
@@ -53,20 +53,20 @@ func TestReplaySharesWhatTheTraceSays(t *testing.T) {
 	require.Equal(t, Seconds(2), r.Think(0, 0))
 	require.Equal(t, Seconds(60), r.Start(1))
 
-	local, err := NewReplay(tr, IDsOfSession, ReplayOptions{})
+	local, err := NewReplay(tr, trace.SessionIDs, ReplayOptions{})
 	require.NoError(t, err)
 	require.Zero(t, shared(local.Prompt(0, 0, nil), local.Prompt(1, 0, nil)))
 }
 
 func TestReplayScales(t *testing.T) {
 	tr := agentTrace(t, row("a", "", 0, 0, 640, 64, "[1,10]"), row("a", "", 1, 3000, 704, 64, "[1,11]"))
-	r, err := NewReplay(tr, IDsOfTrace, ReplayOptions{ScaleToken: 0.25, ScaleTime: 0.5, MaxTurns: 2})
+	r, err := NewReplay(tr, trace.FileIDs, ReplayOptions{ScaleToken: 0.25, ScaleTime: 0.5, MaxTurns: 2})
 	require.NoError(t, err)
 	require.Len(t, r.Prompt(0, 0, nil), 160)
 	require.Equal(t, 160, shared(r.Prompt(0, 0, nil), r.Prompt(0, 1, nil)))
 	require.Equal(t, 16, r.Output(0, 0))
 	require.Equal(t, Seconds(1), r.Think(0, 0))
-	_, err = NewReplay(tr, IDsOfTrace, ReplayOptions{ScaleTime: -1})
+	_, err = NewReplay(tr, trace.FileIDs, ReplayOptions{ScaleTime: -1})
 	require.ErrorContains(t, err, "time scale is -1")
 }
 
@@ -75,7 +75,7 @@ func TestReplaySubAgents(t *testing.T) {
 		row("a", "", 0, 0, 640, 64, "[1,10]"),
 		row("a", "agent_001", 0, 4000, 640, 64, "[100,10]"),
 		row("a", "", 1, 9000, 704, 64, "[1,11]"))
-	r, err := NewReplay(tr, IDsOfSession, ReplayOptions{})
+	r, err := NewReplay(tr, trace.SessionIDs, ReplayOptions{})
 	require.NoError(t, err)
 	require.Equal(t, 2, r.Sessions())
 	require.Equal(t, 2, r.Turns(0))
@@ -92,7 +92,7 @@ func TestReplayRuns(t *testing.T) {
 			rows = append(rows, row(fmt.Sprint("s", s), "", turn, turn*3000, n*64+17, 40, fmt.Sprintf("[1,%d]", n)))
 		}
 	}
-	r, err := NewReplay(agentTrace(t, rows...), IDsOfSession, ReplayOptions{Gap: 1})
+	r, err := NewReplay(agentTrace(t, rows...), trace.SessionIDs, ReplayOptions{Gap: 1})
 	require.NoError(t, err)
 	res := run(t, withAppend(PublishedCluster(4000)), r)
 	require.Len(t, res.Records, 30)

@@ -23,7 +23,7 @@ func agents(t *testing.T, gap float64) *Replay {
 	}
 	tr := agentTrace(t, rows...)
 	require.Equal(t, trace.WithSessions, tr.Sessions)
-	r, err := NewReplay(tr, IDsOfSession, ReplayOptions{Gap: gap})
+	r, err := NewReplay(tr, trace.SessionIDs, ReplayOptions{Gap: gap})
 	require.NoError(t, err)
 	return r
 }

@@ -20,28 +20,6 @@ import (
 	"github.com/sluice-serving/sluice/kvcache"
 )
 
-// IDs says where a block id names one block.
-type IDs uint8
-
-const (
-	// Detect tells by the ids: where sessions number their blocks from 1 on, each for itself, they are SessionIDs.
-	Detect IDs = iota
-	// FileIDs hold in the whole file.
-	FileIDs
-	// SessionIDs hold in their session.
-	SessionIDs
-)
-
-// ParseIDs reads the name of a choice.
-func ParseIDs(s string) (IDs, error) {
-	for i, name := range []string{"auto", "file", "session"} {
-		if s == name {
-			return IDs(i), nil
-		}
-	}
-	return 0, fmt.Errorf("ids %q: want auto, file or session", s)
-}
-
 // SessionGap is the time between the starts of two sessions where the trace
 // has only times within a session: session i, in order of first appearance, begins at i times this, in ms.
 const SessionGap = 60_000
@@ -65,7 +43,7 @@ func (r Result) Ratio() float64 {
 var ErrNoBlocks = errors.New("the trace has no block ids")
 
 // Run replays a trace in a cache of the given number of blocks; 0 means unbounded.
-func Run(t *trace.Trace, blocks int, ids IDs) (Result, error) {
+func Run(t *trace.Trace, blocks int, ids trace.IDs) (Result, error) {
 	var res Result
 	if blocks < 0 || blocks > kvcache.MaxBlocks-1 {
 		return res, fmt.Errorf("blocks is %d, must be 0 to %d", blocks, kvcache.MaxBlocks-1)
@@ -85,14 +63,12 @@ func Run(t *trace.Trace, blocks int, ids IDs) (Result, error) {
 	if err != nil {
 		return res, err
 	}
-	if ids == Detect {
-		ids = detect(t)
-	}
+	ids = t.Resolve(ids)
 	var p player
 	for _, i := range order(t) {
 		r := &t.Requests[i]
 		ns := kvcache.Namespace{}
-		if ids == SessionIDs {
+		if ids == trace.SessionIDs {
 			ns.Salt = r.Session
 		}
 		n, hit, err := p.play(c, ns, r)
@@ -164,29 +140,4 @@ func order(t *trace.Trace) []int {
 	}
 	slices.SortStableFunc(out, func(a, b int) int { return cmp.Compare(at[a], at[b]) })
 	return out
-}
-
-// detect tells whether sessions number their blocks each for itself: in most of
-// them a new block then has the number that follows the largest one so far.
-func detect(t *trace.Trace) IDs {
-	largest := map[string]int64{}
-	gaps := map[string]bool{}
-	for i := range t.Requests {
-		r := &t.Requests[i]
-		if r.Session == "" {
-			return FileIDs
-		}
-		top := largest[r.Session]
-		for _, run := range r.Blocks {
-			if run.Start > top+1 {
-				gaps[r.Session] = true
-			}
-			top = max(top, run.Start+run.Len-1)
-		}
-		largest[r.Session] = top
-	}
-	if len(largest) > 1 && 2*len(gaps) < len(largest) {
-		return SessionIDs
-	}
-	return FileIDs
 }

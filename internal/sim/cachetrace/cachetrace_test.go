@@ -31,7 +31,7 @@ func TestRun(t *testing.T) {
 		blocks int
 		hits   int64
 	}{{0, 4}, {4, 4}, {3, 4}, {2, 4}, {1, 2}} {
-		got, err := Run(read(t, mooncake), c.blocks, Detect)
+		got, err := Run(read(t, mooncake), c.blocks, trace.Detect)
 		require.NoError(t, err)
 		require.Equal(t, Result{3, 8, c.hits}, got, "%d blocks", c.blocks)
 	}
@@ -49,10 +49,10 @@ const agentic = `{"session":"a","agent":"","turn":0,"timestamp":0,"input_length"
 // ids are their own.
 func TestSessions(t *testing.T) {
 	for _, c := range []struct {
-		ids    IDs
+		ids    trace.IDs
 		blocks int
 		hits   int64
-	}{{Detect, 0, 3}, {SessionIDs, 0, 3}, {FileIDs, 0, 6}, {SessionIDs, 4, 1}, {SessionIDs, 3, 0}} {
+	}{{trace.Detect, 0, 3}, {trace.SessionIDs, 0, 3}, {trace.FileIDs, 0, 6}, {trace.SessionIDs, 4, 1}, {trace.SessionIDs, 3, 0}} {
 		got, err := Run(read(t, agentic), c.blocks, c.ids)
 		require.NoError(t, err)
 		require.Equal(t, Result{3, 10, c.hits}, got, "%+v", c)
@@ -60,13 +60,13 @@ func TestSessions(t *testing.T) {
 }
 
 func TestRefuses(t *testing.T) {
-	_, err := Run(read(t, mooncake), -1, Detect)
+	_, err := Run(read(t, mooncake), -1, trace.Detect)
 	require.Error(t, err)
-	_, err = Run(read(t, "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"), 10, Detect)
+	_, err = Run(read(t, "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"), 10, trace.Detect)
 	require.ErrorIs(t, err, ErrNoBlocks)
-	_, err = Run(read(t, `{"timestamp":5,"input_length":512,"output_length":1,"hash_ids":[2147483648]}`), 10, Detect)
+	_, err = Run(read(t, `{"timestamp":5,"input_length":512,"output_length":1,"hash_ids":[2147483648]}`), 10, trace.Detect)
 	require.ErrorContains(t, err, "line 1")
-	_, err = ParseIDs("both")
+	_, err = trace.ParseIDs("both")
 	require.Error(t, err)
 }
 
@@ -124,7 +124,7 @@ func TestEqualsListLRU(t *testing.T) {
 		}
 		tr := read(t, b.String())
 		for _, capacity := range []int{0, 1 + r.IntN(10), 10 + r.IntN(100), 100 + r.IntN(1000)} {
-			got, err := Run(tr, capacity, FileIDs)
+			got, err := Run(tr, capacity, trace.FileIDs)
 			require.NoError(t, err)
 			require.Equal(t, lru(tr, capacity), got.Hits, "round %d, %d blocks", round, capacity)
 		}
@@ -157,14 +157,14 @@ func TestReferenceCounts(t *testing.T) {
 		t.Run(f.File, func(t *testing.T) {
 			tr, err := trace.Open(filepath.Join(dir, "traces", f.File), trace.Strict)
 			require.NoError(t, err)
-			got, err := Run(tr, 0, Detect)
+			got, err := Run(tr, 0, trace.Detect)
 			require.NoError(t, err)
 			require.Equal(t, Result{f.Requests, f.Blocks, f.Inf}, got)
 			for _, c := range f.LRU {
 				if testing.Short() && f.Blocks > 1e6 {
 					continue
 				}
-				got, err := Run(tr, c.Capacity, Detect)
+				got, err := Run(tr, c.Capacity, trace.Detect)
 				require.NoError(t, err)
 				require.Equal(t, Result{f.Requests, f.Blocks, c.Hits}, got, strconv.Itoa(c.Capacity)+" blocks")
 			}
