@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"strconv"
 	"strings"
@@ -115,9 +114,7 @@ func (Backend) Open(ordinal int, o ascendrt.OpenOptions) (ascendrt.Device, error
 	}
 	d := &device{opts: o, info: describe(ordinal), lost: make(chan struct{}), streams: map[*stream]bool{}, imports: map[string]*imported{}}
 	d.emulated = strings.HasSuffix(d.info.Name, "-emulated")
-	if d.leaks.Log = o.Logger; d.leaks.Log == nil {
-		d.leaks.Log = slog.New(slog.DiscardHandler)
-	}
+	d.leaks.Log = o.Logger
 	if o.WaitSpin == 0 {
 		d.opts.WaitSpin = defaultSpin
 	}

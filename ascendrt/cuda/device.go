@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -31,7 +30,6 @@ type device struct {
 	opts ascendrt.OpenOptions
 	desc description
 	info ascendrt.Info
-	log  *slog.Logger
 	ctx  ctxPtr
 	low  int // numerically: the lowest priority
 	high int
@@ -67,7 +65,7 @@ type device struct {
 	nmodules int
 	ngraphs  int
 	ncomms   int
-	leaks    atomic.Int64
+	leaks    handles.Leaks
 
 	kernels kernels
 	fused   fused
@@ -122,9 +120,7 @@ func (Backend) Open(ordinal int, o ascendrt.OpenOptions) (ascendrt.Device, error
 	d.info.RuntimeVersion = versionText(libCUDA, driver)
 	d.info.Arch = fmt.Sprintf("sm_%d", d.desc.cc)
 	d.info.Note = d.desc.pci
-	if d.log = o.Logger; d.log == nil {
-		d.log = slog.New(slog.DiscardHandler)
-	}
+	d.leaks.Log = o.Logger
 	if o.WaitSpin == 0 {
 		d.opts.WaitSpin = defaultSpin
 	}
@@ -243,7 +239,7 @@ func (d *device) Live() ascendrt.Live {
 	d.handles.Lock()
 	defer d.handles.Unlock()
 	l.Streams, l.Events, l.Ops, l.Modules, l.Graphs, l.Communicators = d.nstreams, d.nevents, d.nops, d.nmodules, d.ngraphs, d.ncomms
-	l.Leaked = int(d.leaks.Load())
+	l.Leaked = d.leaks.Count()
 	return l
 }
 
@@ -311,31 +307,12 @@ func (d *device) Health() error {
 	return d.driverAlive()
 }
 
-type leaked struct {
-	what  string
-	bytes int
-	stack []uintptr
-}
-
-// leak is the cleanup of a dropped handle: it reports and counts, and frees nothing.
-func (d *device) leak(l leaked) {
-	if d.closed.Load() {
-		return
-	}
-	d.leaks.Add(1)
-	where := "unknown (open with DebugSync)"
-	if len(l.stack) > 0 {
-		f, _ := runtime.CallersFrames(l.stack).Next()
-		where = fmt.Sprintf("%s:%d", f.File, f.Line)
-	}
-	d.log.Warn("device handle dropped without Close", "what", l.what, "bytes", l.bytes, "made_at", where)
-}
-
 // Close waits for the streams within ctx, then gives everything back. A lost
 // device is left as it is: its driver answers nothing but the fault.
 func (d *device) Close(ctx context.Context) error {
 	d.closeOnce.Do(func() {
 		d.closed.Store(true)
+		d.leaks.Stop()
 		d.handles.Lock()
 		var streams []*stream
 		for s := range d.streams {

@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
 )
 
 type eventState struct {
@@ -55,7 +56,7 @@ func (d *device) NewEvent(k ascendrt.EventKind) (ascendrt.Event, error) {
 	}
 	e := &event{d: d, state: &eventState{kind: k, raw: raw}}
 	e.ref = d.refs.Add(e.state)
-	e.cleanup = runtime.AddCleanup(e, d.leak, leaked{what: "event"})
+	e.cleanup = runtime.AddCleanup(e, d.leaks.Report, handles.Dropped{What: "event"})
 	return e, nil
 }
 

@@ -101,7 +101,7 @@ func (d *device) Capture(st ascendrt.Stream, c *ascendrt.Commands, o ascendrt.Ca
 	}
 	h := &graph{d: d, state: g}
 	h.ref = d.refs.Add(g)
-	h.cleanup = runtime.AddCleanup(h, d.leak, leaked{what: "graph"})
+	h.cleanup = runtime.AddCleanup(h, d.leaks.Report, handles.Dropped{What: "graph"})
 	return h, nil
 }
 

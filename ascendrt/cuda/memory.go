@@ -13,6 +13,7 @@ import (
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/internal/arena"
+	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
 )
 
 type origin uint8
@@ -278,7 +279,7 @@ func (d *device) Alloc(n int, p ascendrt.Placement) (ascendrt.Buffer, error) {
 
 func (d *device) holder(a *alloc) *buffer {
 	b := &buffer{d: d, a: a}
-	b.cleanup = runtime.AddCleanup(b, d.leak, leaked{"buffer", a.n, a.stack})
+	b.cleanup = runtime.AddCleanup(b, d.leaks.Report, handles.Dropped{What: "buffer", Bytes: a.n, Stack: a.stack})
 	return b
 }
 
@@ -291,7 +292,7 @@ func (d *device) AllocHost(n int) (ascendrt.HostBuffer, error) {
 		return nil, err
 	}
 	b := &hostBuffer{buffer{d: d, a: a}}
-	b.cleanup = runtime.AddCleanup(b, d.leak, leaked{"host buffer", a.n, a.stack})
+	b.cleanup = runtime.AddCleanup(b, d.leaks.Report, handles.Dropped{What: "host buffer", Bytes: a.n, Stack: a.stack})
 	return b, nil
 }
 

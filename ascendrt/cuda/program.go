@@ -148,7 +148,7 @@ func (d *device) LoadProgram(p ascendrt.Program) (ascendrt.Module, error) {
 	}
 	m := &module{d: d, raw: raw, kernels: map[string]*kernel{}}
 	m.ref = d.refs.Add(m.raw)
-	m.cleanup = runtime.AddCleanup(m, d.leak, leaked{what: "module"})
+	m.cleanup = runtime.AddCleanup(m, d.leaks.Report, handles.Dropped{What: "module"})
 	d.handles.Lock()
 	d.nmodules++
 	d.handles.Unlock()

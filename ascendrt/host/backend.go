@@ -2,7 +2,6 @@ package host
 
 import (
 	"context"
-	"log/slog"
 	"os"
 	"runtime"
 	"strconv"
@@ -67,9 +66,7 @@ func (Backend) Open(ordinal int, o ascendrt.OpenOptions) (ascendrt.Device, error
 	if o.MemoryBytes != 0 {
 		d.info.TotalMemory = o.MemoryBytes
 	}
-	if d.log = o.Logger; d.log == nil {
-		d.log = slog.New(slog.DiscardHandler)
-	}
+	d.leaks.Log = o.Logger
 	workers := o.Workers
 	if workers <= 0 {
 		workers = runtime.GOMAXPROCS(0)

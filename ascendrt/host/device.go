@@ -2,9 +2,6 @@ package host
 
 import (
 	"context"
-	"fmt"
-	"log/slog"
-	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -15,7 +12,6 @@ import (
 type device struct {
 	opts   ascendrt.OpenOptions
 	info   ascendrt.Info
-	log    *slog.Logger
 	faults *faults
 	pool   *pool
 
@@ -36,7 +32,7 @@ type device struct {
 	nevents  int
 	nops     int
 	ngraphs  int
-	leaks    atomic.Int64
+	leaks    handles.Leaks
 
 	closed    atomic.Bool
 	closeOnce sync.Once
@@ -123,7 +119,7 @@ func (d *device) Live() ascendrt.Live {
 	d.handles.Lock()
 	defer d.handles.Unlock()
 	l.Streams, l.Events, l.Ops, l.Graphs = d.nstreams, d.nevents, d.nops, d.ngraphs
-	l.Leaked = int(d.leaks.Load())
+	l.Leaked = d.leaks.Count()
 	return l
 }
 
@@ -142,31 +138,11 @@ func (d *device) LoadProgram(ascendrt.Program) (ascendrt.Module, error) {
 
 func (d *device) Health() error { return d.alive() }
 
-// leaked describes a handle that was dropped without Close.
-type leaked struct {
-	what  string
-	bytes int
-	stack []uintptr
-}
-
-// leak is the cleanup of a dropped handle: it reports and counts, and frees nothing.
-func (d *device) leak(l leaked) {
-	if d.closed.Load() {
-		return
-	}
-	d.leaks.Add(1)
-	where := "unknown (open with DebugSync)"
-	if len(l.stack) > 0 {
-		f, _ := runtime.CallersFrames(l.stack).Next()
-		where = fmt.Sprintf("%s:%d", f.File, f.Line)
-	}
-	d.log.Warn("device handle dropped without Close", "what", l.what, "bytes", l.bytes, "made_at", where)
-}
-
 // Close drains the streams within ctx and ends all goroutines.
 func (d *device) Close(ctx context.Context) error {
 	d.closeOnce.Do(func() {
 		d.closed.Store(true)
+		d.leaks.Stop()
 		d.handles.Lock()
 		streams := make([]*stream, 0, len(d.streams))
 		for s := range d.streams {

@@ -84,7 +84,7 @@ func (d *device) NewEvent(k ascendrt.EventKind) (ascendrt.Event, error) {
 	d.handles.Unlock()
 	e := &event{d: d, state: &eventState{kind: k}}
 	e.ref = d.refs.Add(e.state)
-	e.cleanup = runtime.AddCleanup(e, d.leak, leaked{what: "event"})
+	e.cleanup = runtime.AddCleanup(e, d.leaks.Report, handles.Dropped{What: "event"})
 	return e, nil
 }
 

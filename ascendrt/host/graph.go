@@ -97,7 +97,7 @@ func (d *device) Capture(s ascendrt.Stream, c *ascendrt.Commands, o ascendrt.Cap
 	}
 	h := &graph{d: d, state: g}
 	h.ref = d.refs.Add(g)
-	h.cleanup = runtime.AddCleanup(h, d.leak, leaked{what: "graph"})
+	h.cleanup = runtime.AddCleanup(h, d.leaks.Report, handles.Dropped{What: "graph"})
 	return h, nil
 }
 

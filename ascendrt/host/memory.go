@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
 )
 
 const (
@@ -223,7 +224,7 @@ func (d *device) Alloc(n int, p ascendrt.Placement) (ascendrt.Buffer, error) {
 		return nil, err
 	}
 	b := &buffer{d: d, a: a}
-	b.cleanup = runtime.AddCleanup(b, d.leak, leaked{"buffer", len(a.data), a.stack})
+	b.cleanup = runtime.AddCleanup(b, d.leaks.Report, handles.Dropped{What: "buffer", Bytes: len(a.data), Stack: a.stack})
 	return b, nil
 }
 
@@ -239,7 +240,7 @@ func (d *device) AllocHost(n int) (ascendrt.HostBuffer, error) {
 		return nil, err
 	}
 	b := &hostBuffer{buffer{d: d, a: a}}
-	b.cleanup = runtime.AddCleanup(b, d.leak, leaked{"host buffer", len(a.data), a.stack})
+	b.cleanup = runtime.AddCleanup(b, d.leaks.Report, handles.Dropped{What: "host buffer", Bytes: len(a.data), Stack: a.stack})
 	return b, nil
 }
 
