@@ -25,6 +25,7 @@ type classifier struct {
 	irregular   bool                 // rows past their prefill are more than Decode, or b is not 1
 	table       [numFacts]RowVerdict // by the facts of the row
 	bare        [numBare]uint64      // the same for rows without drafts: verdict, 1<<16 for a tail, 1<<32<<verdict
+	any         [numAny]uint64       // the same by the facts of drafted: also 1<<24 for a padded tail
 }
 
 func newClassifier(c Config) classifier {
@@ -44,6 +45,13 @@ func newClassifier(c Config) classifier {
 		}
 		v := x.table[facts]
 		x.bare[i] = uint64(v) | uint64(plainTailSet>>v&1)<<16 | 1<<(32+v)
+	}
+	for i := range x.any {
+		v := x.table[anyFacts(i)]
+		if i&anyImpossible != 0 {
+			v = MalformedNumbers
+		}
+		x.any[i] = uint64(v) | uint64(plainTailSet>>v&1)<<16 | uint64(paddedTailSet>>v&1)<<24 | 1<<(32+v)
 	}
 	if !x.irregular {
 		x.tail = x.row(x.width, x.k, x.k, 1, 2)
@@ -200,6 +208,73 @@ func undrafted(s8, d8, ph8, c8, p8 ints, facts *[block]uint8) (odd int32) {
 	return odd | negative>>31
 }
 
+// Facts about a row of any kind where one token is sampled per step. That it has
+// the decode width follows from them: with one new token it has it if all drafts are there, and
+// else nobody asks.
+const (
+	anyImpossible = 1 << iota
+	anyRejectOnly
+	anyAllDrafts
+	anyNoDrafts
+	anyPrompt // n > 0 and c + n <= P; meaningful while prefilling, as the next
+	anyMore   // P - c > 1
+	anyOneNew
+	anyNoContext
+	anyPrefilling
+
+	numAny = 1 << iota
+)
+
+// anyFacts gives the facts of row's table for those of drafted.
+func anyFacts(i int) (facts int) {
+	for _, f := range []struct{ from, to int }{
+		{anyPrefilling, factPrefilling}, {anyNoContext, factNoContext}, {anyOneNew, factOneNew | factBonusNew}, {anyNoDrafts, factNoDrafts},
+		{anyAllDrafts, factAllDrafts}, {anyRejectOnly, factRejectOnly}, {anyOneNew | anyAllDrafts, factWidth},
+	} {
+		if i&f.from == f.from {
+			facts |= f.to
+		}
+	}
+	if i&anyPrompt == 0 {
+		facts |= factNoPrompt
+	}
+	if i&anyMore == 0 {
+		facts |= factLast
+	}
+	return facts
+}
+
+// drafted notes the facts of a block of rows of any kind, possible or not. It
+// has no branch, since what such rows are has no pattern.
+func drafted(s8, d8, ph8, c8, p8 []int32, k int32, facts *[block]uint16) {
+	s8, d8, ph8, c8, p8 = s8[:block], d8[:block], ph8[:block], c8[:block], p8[:block]
+	out := facts[:]
+	// Three loops, each with few values at a time.
+	for i := range out {
+		s, d := s8[i], d8[i]
+		bad := s | (s - 1) | d | (s - d) | c8[i] | p8[i]
+		out[i] = uint16(sign(bad|ph8[i]|(d-ph8[i])) * anyImpossible)
+	}
+	for i := range out {
+		d := d8[i]
+		f := sign(d - 1)
+		f = f*2 + sign((d^k)-1)
+		f = f*2 + sign(d-ph8[i]-1)
+		out[i] |= uint16(f * anyRejectOnly)
+	}
+	for i := range out {
+		c := c8[i]
+		past := c - p8[i]
+		f := sign(past)
+		f = f*2 + sign(c-1)
+		n := s8[i] - d8[i]
+		f = f*2 + sign((n^1)-1)
+		f = f*2 + sign(past+1)
+		f = f*2 + sign((past+n-1)&-n)
+		out[i] |= uint16(f * anyPrompt)
+	}
+}
+
 // Sets of verdicts, one bit each.
 const (
 	asDecodeSet  = 1<<(TailDrafted+1) - 1
@@ -257,7 +332,9 @@ func (d *Dispatcher) Classify(rows Rows, step Step, verdicts []RowVerdict) Batch
 		seen        uint32
 		mixed       int32
 		facts       [block]uint8
+		all         [block]uint16
 		uncommon    = x.irregular
+		withDrafts  bool // the block before had drafts or impossible numbers
 
 		blockTails, plainTails, paddedTails int32
 	)
@@ -284,7 +361,7 @@ func (d *Dispatcher) Classify(rows Rows, step Step, verdicts []RowVerdict) Batch
 		case odd == 0:
 			clear(out[i : i+block]) // Decode
 			seen |= 1 << Decode
-		case !x.irregular && undrafted(s8, d8, ph8, c8, p8, &facts) == 0:
+		case !x.irregular && !withDrafts && undrafted(s8, d8, ph8, c8, p8, &facts) == 0:
 			var (
 				set uint64
 				sum uint32 // verdicts and, above them, tails
@@ -299,6 +376,24 @@ func (d *Dispatcher) Classify(rows Rows, step Step, verdicts []RowVerdict) Batch
 			plainTails += int32(sum >> 16)
 			seen |= uint32(set >> 32)
 			uncommon = set>>32&^(1<<Decode|1<<TailOneToken) != 0
+		case !x.irregular:
+			drafted(ss[i:], ds[i:], phs[i:], cs[i:], ps[i:], x.k, &all)
+			var (
+				set uint64
+				sum uint32 // verdicts and, above them, tails of one token and padded ones
+				to  = (*[block]RowVerdict)(out[i:])
+			)
+			for j, f := range all {
+				e := x.any[f%numAny]
+				to[j] = RowVerdict(e)
+				set |= e
+				sum += uint32(e)
+			}
+			plainTails += int32(sum >> 16 & 0xff)
+			paddedTails += int32(sum >> 24)
+			seen |= uint32(set >> 32)
+			uncommon = set>>32&^(1<<Decode|1<<x.tail) != 0
+			withDrafts = uncommon
 		default:
 			set := uint32(0)
 			for j := range block {
