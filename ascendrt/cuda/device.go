@@ -6,9 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -30,6 +30,7 @@ type device struct {
 	opts ascendrt.OpenOptions
 	desc description
 	info ascendrt.Info
+	log  *slog.Logger
 	ctx  ctxPtr
 	low  int // numerically: the lowest priority
 	high int
@@ -120,7 +121,10 @@ func (Backend) Open(ordinal int, o ascendrt.OpenOptions) (ascendrt.Device, error
 	d.info.RuntimeVersion = versionText(libCUDA, driver)
 	d.info.Arch = fmt.Sprintf("sm_%d", d.desc.cc)
 	d.info.Note = d.desc.pci
-	d.leaks.Log = o.Logger
+	if d.log = o.Logger; d.log == nil {
+		d.log = slog.New(slog.DiscardHandler)
+	}
+	d.leaks.Log = d.log
 	if o.WaitSpin == 0 {
 		d.opts.WaitSpin = defaultSpin
 	}
