@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/sluice-serving/sluice/proxy/route"
 )
 
@@ -116,6 +118,9 @@ type Config struct {
 	JoinInterval time.Duration
 	JoinTries    int
 
+	// Tracing records a span per request and one per leg; nil records none. The
+	// trace context of the client goes to all legs in any case.
+	Tracing trace.TracerProvider
 	// AccessLog logs a line per request.
 	AccessLog bool
 	// TraceFile is appended a JSON line per request; empty means none.

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/sluice-serving/sluice/internal/openai"
 	"github.com/sluice-serving/sluice/proxy/route"
 	"github.com/sluice-serving/sluice/proxy/splice"
@@ -42,6 +44,7 @@ type call struct {
 	edits   []splice.Edit
 	headers map[string]string
 	limit   time.Duration // until the answer's header
+	span    trace.Span    // nil when spans are not recorded
 }
 
 // send sends a leg and waits for the header of its answer.
@@ -64,7 +67,7 @@ func (x *exchange) send(ctx context.Context, c call) (*wire.Response, error) {
 	if c.leg != route.LegPrefill && c.target.Ranks > 1 {
 		add("X-data-parallel-rank", strconv.Itoa(int(c.target.Rank)))
 	}
-	h = x.trace.fields(h)
+	h = x.trace.fields(h, c.span)
 	for _, name := range sortedKeys(c.headers) {
 		add(name, c.headers[name])
 	}
@@ -122,6 +125,7 @@ func (x *exchange) answerFrom(c call, mode relayMode) result {
 	}
 	w := newWatch(cancel, c.limit)
 	defer w.timer.Stop()
+	x.trace.leg(&c)
 	res := func() result {
 		resp, err := x.send(ctx, c)
 		x.learn(c, resp, err)
@@ -162,6 +166,7 @@ func (x *exchange) answerFrom(c call, mode relayMode) result {
 		x.outcome.Result = route.Cancelled
 	}
 	line.Reason = res.reason
+	c.end(&line, res.verdict)
 	x.line.Legs = append(x.line.Legs, line)
 	return res
 }

@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/net/netutil"
 
+	spans "go.opentelemetry.io/otel/trace"
+
 	"github.com/sluice-serving/sluice/internal/openai"
 	"github.com/sluice-serving/sluice/proxy/route"
 	"github.com/sluice-serving/sluice/proxy/wire"
@@ -25,6 +27,7 @@ type Proxy struct {
 	pool    *wire.Pool
 	metrics *metrics
 	trace   *tracer
+	spans   spans.Tracer // nil when spans are not recorded
 	mux     *http.ServeMux
 	posts   map[string]http.HandlerFunc // of the paths whose requests are turns
 
@@ -84,6 +87,9 @@ func New(cfg Config) (*Proxy, error) {
 	p.metrics = newMetrics(p)
 	if cfg.Store != nil {
 		p.shared = &shared{p: p, store: cfg.Store, limit: cfg.StoreTimeout}
+	}
+	if cfg.Tracing != nil {
+		p.spans = cfg.Tracing.Tracer("github.com/sluice-serving/sluice/proxy")
 	}
 	p.gate = newGate(cfg.TenantConcurrency, cfg.TenantQueue, cfg.QueueTimeout)
 	p.ctx, p.stop = context.WithCancel(context.Background())

@@ -14,6 +14,10 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/sluice-serving/sluice/internal/openai"
 	"github.com/sluice-serving/sluice/proxy/route"
 	"github.com/sluice-serving/sluice/proxy/splice"
@@ -58,6 +62,7 @@ type exchange struct {
 	turn    *route.Turn
 
 	trace  traceContext
+	span   trace.Span    // nil when spans are not recorded
 	path   string        // of the legs under way
 	cont   *continuation // nil when the answer cannot be continued
 	resume bool          // the answer is to be continued
@@ -79,6 +84,7 @@ func (p *Proxy) turn(at endpoint) http.HandlerFunc {
 		x := &exchange{p: p, w: w, r: r, at: at, path: at.path, start: time.Now(), outcome: route.Outcome{Result: route.Failed}}
 		x.id = requestID(r.Header.Get("X-Request-Id"))
 		x.trace = newTraceContext(r.Header.Get("Traceparent"), r.Header.Get("Tracestate"))
+		x.span = x.trace.record(p.spans, r)
 		x.out = answer{w: w, flush: http.NewResponseController(w), timeout: p.cfg.ClientTimeout}
 		w.Header().Set("X-Request-Id", x.id)
 		var problem *openai.Error
@@ -110,6 +116,7 @@ func (p *Proxy) turn(at endpoint) http.HandlerFunc {
 // refuse answers a request that never became a turn.
 func (x *exchange) refuse(problem *openai.Error) {
 	problem.Write(x.w)
+	x.endSpan(problem.Status)
 	x.p.metrics.requests.WithLabelValues("none", strconv.Itoa(problem.Status)).Inc()
 	if x.p.cfg.AccessLog {
 		x.p.cfg.Logger.Info("request", "id", x.id, "path", x.at.path, "status", problem.Status, "error", problem.Type, "took", time.Since(x.start))
@@ -374,12 +381,26 @@ func (x *exchange) finish() {
 	x.line.Status, x.line.Millis = status, millis(now.Sub(x.start))
 	x.line.Prompt, x.line.Cached = x.outcome.PromptTokens, x.outcome.CachedTokens
 	x.p.trace.write(x.line)
+	x.endSpan(status)
 	x.p.last.note(now, &x.line, x.outcome.OutputTokens)
 	if x.p.cfg.AccessLog {
 		x.p.cfg.Logger.Info("request", "id", x.id, "trace", x.trace.trace, "path", x.at.path, "status", status, "route", x.line.Route, "reason", x.line.Reason,
 			"decoder", x.line.Decoder, "rank", x.line.Rank, "prompt_tokens", x.line.Prompt, "cached_tokens", x.line.Cached, "output_tokens", x.outcome.OutputTokens,
 			"ttft_ms", x.line.FirstMillis, "took", now.Sub(x.start))
 	}
+}
+
+// endSpan ends the request's span, where spans are recorded.
+func (x *exchange) endSpan(status int) {
+	if x.span == nil {
+		return
+	}
+	x.span.SetAttributes(attribute.Int("http.response.status_code", status), attribute.String("sluice.route", x.line.Route), attribute.String("sluice.reason", x.line.Reason),
+		attribute.Int("sluice.prompt_tokens", x.line.Prompt), attribute.Int("sluice.cached_tokens", x.line.Cached))
+	if status >= 500 {
+		x.span.SetStatus(codes.Error, x.line.Reason)
+	}
+	x.span.End()
 }
 
 // gone reports whether the client went away.

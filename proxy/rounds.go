@@ -163,8 +163,10 @@ func (x *exchange) prefillLeg(addr, id string, edits []splice.Edit) (params json
 		splice.Replace("max_completion_tokens", jsonOne), splice.Delete("stream_options"))
 	x.line.Prefiller = addr
 	line := LegTrace{Leg: c.leg.String(), RequestID: c.id, Instance: addr}
+	x.trace.leg(&c)
 	defer func() {
 		line.Reason = res.reason
+		c.end(&line, res.verdict)
 		x.line.Legs = append(x.line.Legs, line)
 	}()
 	ctx, cancel := x.legContext()
