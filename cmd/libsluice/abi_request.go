@@ -125,10 +125,10 @@ func (o *object) offer(name string, c *C.sluice_offer_t) (off offer, given bool,
 	if st := o.sized(name, c.struct_size, unsafe.Sizeof(*c)); st != C.SLUICE_OK {
 		return offer{}, false, st
 	}
-	if c.tokens < 0 || c.tokens > 1<<31-1 || c.timeout < 0 || c.async_load&^1 != 0 || c.repeat&^1 != 0 {
+	if c.tokens < 0 || c.tokens > 1<<31-1 || c.beyond < 0 || c.beyond > c.tokens || c.timeout < 0 || c.async_load&^1 != 0 || c.repeat&^1 != 0 {
 		return offer{}, false, o.fail(faultf(C.SLUICE_E_ARGUMENT, "%s: a number is out of range", name))
 	}
-	off = offer{upTo: int(c.tokens), async: c.async_load == 1, repeat: c.repeat == 1, timeout: time.Duration(c.timeout)}
+	off = offer{upTo: int(c.tokens), beyond: int(c.beyond), async: c.async_load == 1, repeat: c.repeat == 1, timeout: time.Duration(c.timeout)}
 	switch c.lookup {
 	case C.SLUICE_LOOKUP_DEFAULT:
 		return offer{}, false, C.SLUICE_OK

@@ -19,6 +19,7 @@ const (
 type offer struct {
 	kind    offerKind
 	upTo    int // tokens from the start of the sequence
+	beyond  int // first of them that can be loaded
 	async   bool
 	repeat  bool
 	timeout time.Duration
@@ -125,7 +126,7 @@ func (c *offers) Lookup(r *connector.Request, local int) connector.Answer {
 		return connector.Answer{Pending: true}
 	case l.saved > local:
 		return connector.Answer{Tokens: l.saved - local, Async: true}
-	case l.offer.kind == offerPending:
+	case l.offer.kind == offerPending, l.offer.kind == offerTokens && local < l.offer.beyond:
 		return connector.Answer{Pending: true, Timeout: l.offer.timeout}
 	case l.offer.kind == offerTokens && l.offer.async:
 		return connector.Answer{Tokens: max(0, l.offer.upTo-local), Async: true, Timeout: l.offer.timeout}

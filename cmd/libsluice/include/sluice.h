@@ -221,6 +221,7 @@ typedef struct sluice_offer_t {
     int64_t tokens;       /* of SLUICE_LOOKUP_OFFER: counted from the start of the sequence, local hits included */
     int32_t async_load;   /* 1: the request waits for SLUICE_RECEIVED; 0: loaded by the step that admits it */
     int32_t repeat;       /* 1: it can be loaded again after a preemption; 0: once */
+    int64_t beyond;       /* first token that can be loaded: behind a shorter local hit the lookup waits for another offer; 0: all can */
     int64_t timeout;      /* of the load, or of the wait for an answer, ns; 0: as configured */
 } sluice_offer_t;
 
@@ -330,7 +331,7 @@ typedef struct sluice_event_t {
     sluice_request_id request;
     int32_t kind;            /* sluice_event_kind */
     int32_t worker;          /* rank that reports, from 0 */
-    const int32_t *blocks;   /* of SLUICE_FAILED */
+    const int32_t *blocks;   /* of SLUICE_FAILED; request may be 0 with them */
     size_t blocks_size;
 } sluice_event_t;
 

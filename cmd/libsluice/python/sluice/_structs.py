@@ -29,6 +29,7 @@ class Offer(Structure):
         ("tokens", c_int64),
         ("async_load", c_int32),
         ("repeat", c_int32),
+        ("beyond", c_int64),
         ("timeout", c_int64),
     ]
 

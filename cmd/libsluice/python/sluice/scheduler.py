@@ -41,16 +41,18 @@ class Namespace(NamedTuple):
 
 class Offer(NamedTuple):
     """What can be loaded for a request from outside the device: the KV of its
-    first ``tokens`` tokens, those in the cache included."""
+    first ``tokens`` tokens, those in the cache included, of which those before
+    ``beyond`` cannot be loaded."""
 
     lookup: Lookup
     tokens: int = 0
     asynchronous: bool = True
     repeat: bool = False
+    beyond: int = 0
     timeout: int = 0
 
     def _c(self) -> _structs.Offer:
-        return _structs.Offer(sizeof(_structs.Offer), self.lookup, self.tokens, int(self.asynchronous), int(self.repeat), self.timeout)
+        return _structs.Offer(sizeof(_structs.Offer), self.lookup, self.tokens, int(self.asynchronous), int(self.repeat), self.beyond, self.timeout)
 
 
 NOTHING = Offer(Lookup.NONE)

@@ -114,7 +114,7 @@ static void null_handles(sluice_handle h) {
     sluice_request_id id;
     sluice_request_t q = request("x", prompt, 1);
     sluice_result_t r = result(prompt, 1);
-    sluice_offer_t offer = {sizeof offer, SLUICE_LOOKUP_NONE, 0, 0, 0, 0};
+    sluice_offer_t offer = {sizeof offer, SLUICE_LOOKUP_NONE, 0, 0, 0, 0, 0};
     sluice_info_t info = {sizeof info, 0, 0, 0, 0, 0, 0, 0, 0, 0};
     sluice_stats_t st;
     sluice_batch_t b;
