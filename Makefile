@@ -1,7 +1,7 @@
 GO ?= go
 BIN := bin/sluice
 
-.PHONY: build run up overlap chaos test bench clean golden tables mutants check check-long release
+.PHONY: emu build run up overlap chaos test bench clean golden tables mutants check check-long release
 
 build: ## build the binary
 	$(GO) build -o $(BIN) ./cmd/sluice
@@ -40,6 +40,9 @@ lib: ## libsluice.so, libsluice.a, sluice.h and sluice.pc below build/libsluice
 PREFIX ?= /usr/local
 install-lib: ## the same below $$DESTDIR$$PREFIX
 	GO="$(GO)" PREFIX="$(PREFIX)" ./cmd/libsluice/build.sh "$(DESTDIR)$(PREFIX)"
+
+emu: ## emulated Ascend libraries below build/emu, for SLUICE_ACL_LIB; needs c++ alone
+	sh ascendrt/acl/emu/build.sh build/emu
 
 clean:
 	rm -rf bin build run
