@@ -48,6 +48,9 @@ type Config struct {
 	AppendRefusal     AppendRefusal // how a refused append attempt is reported; default 412
 	CacheHitThreshold float64       // share of the prompt, 0 to 1, that must be cached unless a request says otherwise; default 0
 
+	StepLines int    // lines of the last steps that each rank keeps for a dump; default 4,096, negative: none
+	DumpDir   string // where dumps go; default the system's folder for temporary files
+
 	DrainTimeout time.Duration // how long running requests may go on after a stop; default 30 s
 }
 
@@ -154,6 +157,7 @@ func (c Config) withDefaults() Config {
 	def(&c.MaxQueue, 4096)
 	def(&c.DataParallel, 1)
 	def(&c.Runner, 1)
+	def(&c.StepLines, defaultStepLines)
 	if c.Eager {
 		c.GraphMode = graphs.ModeNone
 	}

@@ -54,6 +54,7 @@ type Engine struct {
 	started  time.Time
 
 	cancel context.CancelFunc
+	done   <-chan struct{}
 	group  *errgroup.Group
 
 	mu       sync.Mutex
@@ -95,6 +96,7 @@ func New(ctx context.Context, cfg Config, o Options) (*Engine, error) {
 	run, cancel := context.WithCancel(context.Background())
 	e.cancel = cancel
 	e.group, run = errgroup.WithContext(run)
+	e.done = run.Done()
 	for _, r := range e.ranks {
 		e.group.Go(func() error { return r.run(run) })
 	}
@@ -164,6 +166,10 @@ func newRank(ctx context.Context, cfg Config, index int, base string, weights mo
 		return nil, err
 	}
 	opts := []scheduler.Option{scheduler.WithGraphs(r.exec.Dispatcher())}
+	if cfg.StepLines > 0 {
+		r.steps = newStepLog(cfg.StepLines)
+		opts = append(opts, scheduler.WithRecorder(scheduler.NewRecorder(r.steps)))
+	}
 	if cfg.KVTransfer.Connector != "" {
 		if err := r.connect(dev); err != nil {
 			return nil, err
@@ -410,6 +416,9 @@ func (e *Engine) Drain(ctx context.Context) error {
 // Wait blocks until a rank has failed or the engine is closed, and returns the
 // failure. ascendrt.ErrDeviceLost means that the process must be restarted.
 func (e *Engine) Wait() error { return e.group.Wait() }
+
+// Done is closed when a rank has failed or Close was called.
+func (e *Engine) Done() <-chan struct{} { return e.done }
 
 // Close ends every request, waits for the goroutines and releases devices and
 // connections. It may be called more than once.

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/connector"
 	"github.com/sluice-serving/sluice/internal/engine/executor"
 	"github.com/sluice-serving/sluice/kvcache"
@@ -34,6 +35,7 @@ type rank struct {
 	events  <-chan connector.Event
 	closers []func()
 
+	steps *stepLog // nil: none
 	links links
 	parse func(raw []byte) (transferParams, error) // reads kv_transfer_params; nil if they have no meaning
 
@@ -103,7 +105,16 @@ func (r *rank) call(ctx context.Context, f func()) error {
 
 // run is the loop. It ends when ctx ends, or with the error of a device.
 func (r *rank) run(ctx context.Context) error {
+	defer func() {
+		if why := recover(); why != nil { // a broken invariant
+			r.broken(why)
+			panic(why)
+		}
+	}()
 	err := r.loop(ctx)
+	if err != nil && !errors.Is(err, ascendrt.ErrDeviceLost) {
+		r.broken(err)
+	}
 	r.logGraphs()
 	r.mu.Lock()
 	r.closed = true

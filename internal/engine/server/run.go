@@ -5,9 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"os/signal"
+	"runtime"
 	"strconv"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -65,6 +70,21 @@ func Run(ctx context.Context, cfg engine.Config, o RunOptions) (err error) {
 		}
 		return nil
 	})
+	quit := make(chan os.Signal, 1)
+	signal.Notify(quit, syscall.SIGQUIT)
+	g.Go(func() error {
+		defer signal.Stop(quit)
+		for {
+			select {
+			case <-quit:
+				dump(e, o.Logger)
+			case <-ended.Done():
+				return nil
+			case <-e.Done():
+				return nil
+			}
+		}
+	})
 	g.Go(func() error { // a lost device ends the server at once
 		err := e.Wait()
 		stopNow()
@@ -86,4 +106,16 @@ func Run(ctx context.Context, cfg engine.Config, o RunOptions) (err error) {
 		return e.Close()
 	})
 	return g.Wait()
+}
+
+// dump writes the last steps of the engine and logs where they are, and the
+// stacks of all goroutines.
+func dump(e *engine.Engine, log *slog.Logger) {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	files, err := e.DumpSteps()
+	log.Warn("asked to show what the engine does", "last steps", files, "error", err)
+	stacks := make([]byte, 1<<20)
+	log.Warn("goroutines\n" + string(stacks[:runtime.Stack(stacks, true)]))
 }
