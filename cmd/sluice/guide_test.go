@@ -97,3 +97,28 @@ func TestDocumentsQuoteWhatCompiles(t *testing.T) {
 	}
 	require.NotZero(t, found)
 }
+
+// metricName matches a metric in backquotes, with or without its labels.
+var metricName = regexp.MustCompile("`((?:sluice|vllm)[:_][a-z_]+)")
+
+func TestOperateNamesMetricsThatExist(t *testing.T) {
+	var code strings.Builder
+	for _, dir := range []string{"../../internal/engine", "../../proxy"} {
+		files, err := filepath.Glob(dir + "/*.go")
+		require.NoError(t, err)
+		for _, f := range files {
+			text, err := os.ReadFile(f)
+			require.NoError(t, err)
+			code.Write(text)
+		}
+	}
+	text, err := os.ReadFile("../../docs/operate.md")
+	require.NoError(t, err)
+	names := metricName.FindAllStringSubmatch(string(text), -1)
+	require.Greater(t, len(names), 15)
+	for _, n := range names {
+		// The proxy's names are put together from their subsystem.
+		short := strings.TrimPrefix(n[1], "sluice_proxy_")
+		require.True(t, strings.Contains(code.String(), `"`+n[1]+`"`) || strings.Contains(code.String(), `"`+short+`"`), n[1])
+	}
+}
