@@ -42,7 +42,7 @@ install-lib: ## the same below $$DESTDIR$$PREFIX
 	GO="$(GO)" PREFIX="$(PREFIX)" ./cmd/libsluice/build.sh "$(DESTDIR)$(PREFIX)"
 
 emu: ## emulated Ascend libraries below build/emu, for SLUICE_ACL_LIB; needs c++ alone
-	sh ascendrt/acl/emu/build.sh build/emu
+	sh ascendrt/acl/emu/build.sh "$(CURDIR)/build/emu"
 
 clean:
 	rm -rf bin build run
