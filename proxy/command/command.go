@@ -21,6 +21,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-serving/sluice/proxy"
@@ -34,6 +35,14 @@ type Options struct {
 	Stores map[string]OpenStore
 	// Memberships open sets of instances, by the scheme of the URL that names one.
 	Memberships map[string]OpenMembership
+	// Trace opens the provider that spans go to; it may give none.
+	Trace func(ctx context.Context) (Tracing, error)
+}
+
+// Tracing is a provider of spans that is closed after the proxy has ended.
+type Tracing interface {
+	trace.TracerProvider
+	io.Closer
 }
 
 // OpenStore opens a session store whose values live for ttl. It is closed after
@@ -359,10 +368,19 @@ func have[T any](openers map[string]T) string {
 
 // open opens what the configuration names by URL.
 func (o Options) open(ctx context.Context, cfg *proxy.Config) (closers []io.Closer, err error) {
+	if o.Trace != nil {
+		spans, err := o.Trace(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("tracing: %w", err)
+		}
+		if spans != nil {
+			cfg.Tracing, closers = spans, append(closers, spans)
+		}
+	}
 	if cfg.StoreURL != "" {
 		u, open, err := opener("session store", cfg.StoreURL, o.Stores)
 		if err != nil {
-			return nil, err
+			return closers, err
 		}
 		ttl := cfg.SessionTTL
 		if ttl == 0 {
@@ -370,7 +388,7 @@ func (o Options) open(ctx context.Context, cfg *proxy.Config) (closers []io.Clos
 		}
 		store, closer, err := open(ctx, u, ttl)
 		if err != nil {
-			return nil, fmt.Errorf("session store %s: %w", u.Redacted(), err)
+			return closers, fmt.Errorf("session store %s: %w", u.Redacted(), err)
 		}
 		cfg.Store, closers = store, append(closers, closer)
 	}

@@ -1,5 +1,6 @@
 // Command sluice-proxy is the proxy of sluice with the stores and memberships
-// that need client libraries: etcd and NATS.
+// that need client libraries, etcd and NATS, and with spans that go to a
+// collector where OTEL_EXPORTER_OTLP_ENDPOINT names one.
 //
 //	sluice-proxy --session-store nats://127.0.0.1:4222/sessions --membership etcd://127.0.0.1:2379/instances ...
 package main
@@ -14,6 +15,7 @@ import (
 	"github.com/sluice-serving/sluice/proxy/command"
 	"github.com/sluice-serving/sluice/proxy/shared/etcd"
 	"github.com/sluice-serving/sluice/proxy/shared/nats"
+	"github.com/sluice-serving/sluice/proxy/shared/otlp"
 )
 
 func main() {
@@ -21,6 +23,7 @@ func main() {
 	defer stop()
 	cmd := command.New(command.Options{
 		Stores:      map[string]command.OpenStore{"etcd": etcd.OpenStore, "etcds": etcd.OpenStore, "nats": nats.OpenStore, "tls": nats.OpenStore},
+		Trace:       otlp.Open,
 		Memberships: map[string]command.OpenMembership{"etcd": etcd.OpenMembership, "etcds": etcd.OpenMembership},
 	})
 	cmd.Use = "sluice-proxy"
