@@ -136,11 +136,11 @@ func (c *Cluster) PrefillerCommand(name string) Command {
 		"--kv-transfer-config", c.Prefiller.transfer("kv_producer"))}
 }
 
-// DecoderCommand starts the Decoder; it admits append-prefill.
+// DecoderCommand starts the Decoder; it admits append-prefill under the guarded profile.
 func (c *Cluster) DecoderCommand(name string) Command {
 	return Command{Name: name, Args: append(c.serve(name, &c.Decoder),
 		"--kv-transfer-config", c.Decoder.transfer("kv_consumer"),
-		"--additional-config", `{"scheduler_config":{"decoder_append_prefill_enable":true}}`)}
+		"--additional-config", `{"scheduler_config":{"decoder_append_prefill_enable":true,"decoder_append_prefill_profile":"guarded"}}`)}
 }
 
 // AloneCommand starts an engine that serves by itself.
