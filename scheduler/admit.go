@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"github.com/sluice-serving/sluice/connector"
+	"github.com/sluice-serving/sluice/graphs"
 	"github.com/sluice-serving/sluice/kvcache"
 )
 
@@ -234,6 +235,10 @@ func (s *Scheduler) admit(r *request, b *budget, p *Plan) step {
 	r.prefilling = have+n < total
 	if n-pad > 1 {
 		b.wide++
+	} else if have > 0 {
+		b.tails++
+	} else {
+		b.fresh++
 	}
 	b.take(n)
 	if s.governs(r) {
@@ -341,6 +346,7 @@ func (s *Scheduler) admissionTokens(r *request, left, have int32, b *budget) (n,
 			return full, b.drafts
 		}
 	}
+	n = s.holdBack(n, have, b)
 	if t > 0 {
 		n = min(n, t)
 	}
@@ -348,6 +354,16 @@ func (s *Scheduler) admissionTokens(r *request, left, have int32, b *budget) (n,
 		return 0, 0
 	}
 	return min(n, room), 0
+}
+
+// holdBack is how many of the tokens that are left of a prompt run in this step.
+func (s *Scheduler) holdBack(left, have int32, b *budget) int32 {
+	if s.cfg.HoldBack < 2 || b.drafts > 0 {
+		return left
+	}
+	return graphs.HoldBack(graphs.HoldInput{
+		Left: left, Computed: have, Most: int32(s.cfg.HoldBack), Decodes: int32(b.rows + b.tails), Others: int32(b.wide + b.fresh),
+	})
 }
 
 // allocate takes the blocks of an admission, all or nothing.

@@ -35,6 +35,8 @@ func TestConfigValidate(t *testing.T) {
 		"DynamicDrafts":      {MaxModelLen: 1, Drafts: 2, DynamicDrafts: []int{1, 3}},
 		"Policy":             {MaxModelLen: 1, Policy: 99},
 		"Chunking":           {MaxModelLen: 9000, MaxBatchedTokens: 100, Chunking: scheduler.WholePrefill},
+		"HoldBack":           {MaxModelLen: 1, HoldBack: -1},
+		"HoldBack: needs":    {MaxModelLen: 1, HoldBack: 2, Chunking: scheduler.WholePrefill},
 		"LoadTimeout":        {MaxModelLen: 1, LoadTimeout: -1},
 		"Lookahead":          {MaxModelLen: 1, Lookahead: -2},
 	} {

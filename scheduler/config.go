@@ -72,6 +72,12 @@ type Config struct {
 	// the width of rows with drafts. Default PadBesideRunning.
 	TailPadding TailPadding
 
+	// HoldBack is the most tokens left of a prompt with context that are
+	// computed one per step beside decodes, so that the batch keeps their shape
+	// and its graph (graphs.HoldBack). It pays where a step without a FULL graph
+	// costs more than a further step. 0 or 1: off.
+	HoldBack int
+
 	// LoadFailure says what becomes of a request whose KV did not arrive.
 	// Default FailRequest.
 	LoadFailure LoadFailure
@@ -269,7 +275,7 @@ func (c Config) Validate() error {
 		{"MaxNumSeqs", c.MaxNumSeqs}, {"MaxBatchedTokens", c.MaxBatchedTokens}, {"MaxScheduledTokens", c.MaxScheduledTokens},
 		{"VocabSize", c.VocabSize}, {"LongPrefillThreshold", c.LongPrefillThreshold}, {"MaxLoRAs", c.MaxLoRAs},
 		{"ShortPrompt", c.ShortPrompt}, {"Quantum", c.Quantum}, {"InFlight", c.InFlight}, {"Drafts", c.Drafts},
-		{"DraftSlots", c.DraftSlots}, {"Workers", c.Workers},
+		{"DraftSlots", c.DraftSlots}, {"Workers", c.Workers}, {"HoldBack", c.HoldBack},
 	} {
 		notNegative(f.name, f.v)
 	}
@@ -323,6 +329,9 @@ func (c Config) Validate() error {
 	}
 	if c.Chunking == WholePrefill && c.MaxModelLen > d.MaxBatchedTokens {
 		bad("Chunking", "is off, but MaxBatchedTokens=%d is less than MaxModelLen=%d", d.MaxBatchedTokens, c.MaxModelLen)
+	}
+	if c.Chunking == WholePrefill && c.HoldBack > 1 {
+		bad("HoldBack", "needs ChunkedPrefill: it spreads a prompt over steps")
 	}
 	c.Append.validate(bad)
 	if c.Append.Enable && c.Chunking == WholePrefill {

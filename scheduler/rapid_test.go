@@ -62,6 +62,7 @@ func drawConfig(t *rapid.T) rigConfig {
 	}
 	c.Admission = rapid.SampledFrom([]scheduler.Admission{scheduler.WholeSequence, scheduler.FirstChunk}).Draw(t, "gate")
 	c.LoadFailure = rapid.SampledFrom([]scheduler.LoadFailure{scheduler.RecomputeLoad, scheduler.FailRequest}).Draw(t, "loadFailure")
+	c.HoldBack = rapid.SampledFrom([]int{0, 0, 2, 5}).Draw(t, "hold")
 	c.graphs = rapid.Bool().Draw(t, "graphs")
 	c.producer = c.connector && rapid.IntRange(0, 3).Draw(t, "producer") == 0
 	c.Append.Enable = rapid.Bool().Draw(t, "append")

@@ -17,6 +17,8 @@ type budget struct {
 	stalled   bool // the only running request lacks blocks that finished loads hold
 	rows      int  // rows of running requests
 	wide      int  // rows that prefill, other than one token
+	tails     int  // admissions of one token over context
+	fresh     int  // admissions of one token without
 	refused   bool // an admission found no room
 	throttled bool // prompts are left alone
 
@@ -152,6 +154,9 @@ func (s *Scheduler) planRunning(b *budget, p *Plan) {
 		}
 		total := r.total()
 		n := total + min(r.drafts, b.drafts) + r.placeholders - r.computed
+		if r.chunk {
+			n = s.holdBack(n, r.computed, b)
+		}
 		if limit > 0 {
 			n = min(n, limit)
 		}
@@ -180,7 +185,7 @@ func (s *Scheduler) planRunning(b *budget, p *Plan) {
 		}
 		b.take(n)
 		b.rows++
-		if r.chunk {
+		if s.breaksShape(r, n) {
 			b.wide++
 		}
 		if governed {
@@ -192,6 +197,12 @@ func (s *Scheduler) planRunning(b *budget, p *Plan) {
 			s.addLoRA(r)
 		}
 	}
+}
+
+// breaksShape reports whether a row of n tokens of a running request has another
+// shape than the decodes beside it. A prompt that is held back has theirs.
+func (s *Scheduler) breaksShape(r *request, n int32) bool {
+	return r.chunk && (n > 1 || s.cfg.HoldBack < 2)
 }
 
 // makeRoom allocates what a running request needs for n more tokens, and
@@ -306,11 +317,11 @@ func (s *Scheduler) preemptAt(i int, b *budget, p *Plan) {
 			d.gone = true
 			b.giveBack(d.n)
 			b.rows--
-			if r.chunk {
+			if s.breaksShape(r, d.n) {
 				b.wide--
-				if s.governs(r) {
-					b.appends += d.n
-				}
+			}
+			if r.chunk && s.governs(r) {
+				b.appends += d.n
 			}
 			p.RolledBack = add(s.alloc, p.RolledBack, r.id)
 			s.dropLoRA()

@@ -245,6 +245,8 @@ func (sc *script) open(t *testing.T, d *datadriven.TestData) error {
 			c.Lookahead = n
 		case "slots":
 			c.DraftSlots = n
+		case "hold":
+			c.HoldBack = n
 		case "dynamic":
 			c.DynamicDrafts = intsArg(t, d, "dynamic")
 		case "inflight":

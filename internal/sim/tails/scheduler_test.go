@@ -13,15 +13,20 @@ import (
 
 // play gives the steps of the real scheduler while requests arrive whose
 // prompts are in its cache but for the last token.
-func playScheduler(t *testing.T, p graphs.Policy, kv graphs.KVTransfer) (modes []graphs.Mode, plans []string, arrivals int) {
+func playScheduler(t *testing.T, p graphs.Policy, kv graphs.KVTransfer, change ...func(*scheduler.Config, *int)) (modes []graphs.Mode, plans []string, arrivals int) {
 	t.Helper()
-	const blockSize, prompt, output, steps = 16, 129, 12, 90
+	const blockSize, output, steps = 16, 12, 90
+	prompt := 129
+	c := scheduler.Config{MaxNumSeqs: 32, MaxBatchedTokens: 512, MaxModelLen: 1024}
+	for _, f := range change {
+		f(&c, &prompt)
+	}
 	cache, err := kvcache.New(kvcache.Config{Blocks: 400, BlockSize: blockSize})
 	require.NoError(t, err)
 	d, err := graphs.New(graphs.Config{Policy: p, MaxNumSeqs: 32, MaxNumBatchedTokens: 512, KV: kv})
 	require.NoError(t, err)
 	d.SetCaptureState(graphs.AllCaptured)
-	s, err := scheduler.New(scheduler.Config{MaxNumSeqs: 32, MaxBatchedTokens: 512, MaxModelLen: 1024}, cache, scheduler.WithGraphs(d))
+	s, err := scheduler.New(c, cache, scheduler.WithGraphs(d))
 	require.NoError(t, err)
 	n := 0
 	add := func() {
@@ -80,4 +85,28 @@ func TestSchedulerUnderPolicies(t *testing.T) {
 	modes, plans, _ := playScheduler(t, graphs.ConsumerOneToken, graphs.KVTransfer{Role: graphs.RoleBoth, Connector: "pd"})
 	require.Equal(t, arrivals, lost(modes), "not a consumer")
 	require.Equal(t, strict, plans)
+}
+
+// Prompts of which two or three tokens are not cached cost a step per arrival;
+// held back by the scheduler they cost none, and their first token comes later.
+func TestSchedulerHoldsBack(t *testing.T) {
+	kv := graphs.KVTransfer{Role: graphs.RoleConsumer, Connector: "pd"}
+	for _, left := range []int{2, 3} {
+		for _, hold := range []int{0, left - 1, left} {
+			modes, _, arrivals := playScheduler(t, graphs.OneNewTokenHardened, kv, func(c *scheduler.Config, prompt *int) {
+				c.HoldBack, *prompt = hold, 128+left
+			})
+			lost := 0
+			for _, m := range modes {
+				if m != graphs.Full {
+					lost++
+				}
+			}
+			want := arrivals
+			if hold == left {
+				want = 1 // the first one meets nobody, whose batch it could keep uniform
+			}
+			require.Equal(t, want, lost, "left %d, hold %d", left, hold)
+		}
+	}
 }
