@@ -21,10 +21,25 @@ __device__ __forceinline__ void await() { asm volatile("griddepcontrol.wait;" ::
 __device__ __forceinline__ void cluster_sync() {
 	asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+// Writes to the same place in the shared memory of another block of the cluster.
+__device__ __forceinline__ void push(float* p, int rank, float v) {
+	u32 a = (u32)__cvta_generic_to_shared(p), b;
+	asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(b) : "r"(a), "r"(rank));
+	asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(b), "f"(v) : "memory");
+}
 __device__ __forceinline__ v4 ld_weight(const void* p) {
 	v4 r;
 	asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p));
 	return r;
+}
+__device__ __forceinline__ void ask(const void* p, int bytes) { // into the L2
+#if __CUDACC_VER_MAJOR__ >= 12
+	asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(p), "r"(bytes) : "memory");
+#else
+	for (int i = 0; i < bytes; i += 128) asm volatile("prefetch.global.L2 [%0];" :: "l"((const char*)p + i) : "memory");
+#endif
 }
 __device__ __forceinline__ v4 ld16(const void* p) { return *(const v4*)p; }
 __device__ __forceinline__ float lo(u32 v) { return __uint_as_float(v << 16); }
@@ -43,7 +58,7 @@ __device__ __forceinline__ float ex2(float x) {
 }
 __device__ __forceinline__ float minus_inf() { return __uint_as_float(0xff800000u); }
 __device__ __forceinline__ void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-	asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+	asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
 		: "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 __device__ __forceinline__ float shfl(float v, int mask) { return __shfl_xor_sync(0xffffffffu, v, mask); }
@@ -60,126 +75,233 @@ __device__ __forceinline__ u32 scale_pair(u32 x, u32 g, float& ss) {
 	return pack(a * lo(g), b * hi(g));
 }
 
-// Linear for few tokens: y = x·Wᵀ, x optionally normalised. A block computes
-// 8·NT outputs of up to 16·MT tokens; its 8 warps share K, each keeps U steps of
-// 32 in flight. Tokens are the rows of the tensor cores' A, weights the columns
-// of B. A lane's 16 bytes of a row stand for the k that the instruction expects
-// in 4 places: sums may be in any order as long as x and W agree.
-// With SWIGLU the first half of the tiles are gate rows, the rest up rows.
-template<int MT, int NT, int U, bool HALF, bool NORM, int EPI>
-__device__ void linear(const u16* x, i64 xs, const u16* gain, const u16* w, const int* rows, u16* y, i64 ys, int n, int k, int m, float eps) {
-	constexpr int OUT = EPI == SWIGLU ? NT / 2 : NT, PITCH = NT * 8 + 1;
+// Barriers in shared memory that count arrivals and bytes of bulk copies.
+__device__ __forceinline__ u32 at_shared(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void bar_init(u64* b, int count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(at_shared(b)), "r"(count) : "memory"); }
+__device__ __forceinline__ void bar_arrive(u64* b) {
+	asm volatile("{\n.reg .b64 s;\nmbarrier.arrive.shared.b64 s, [%0];\n}" :: "r"(at_shared(b)) : "memory");
+}
+#if __CUDACC_VER_MAJOR__ >= 12
+__device__ __forceinline__ void bar_expect(u64* b, int bytes) {
+	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(at_shared(b)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void bar_wait(u64* b, int parity) {
+	asm volatile("{\n.reg .pred p;\nWAIT%=: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE%=;\nbra WAIT%=;\nDONE%=:\n}"
+		:: "r"(at_shared(b)), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void bulk(void* dst, const void* src, int bytes, u64* b) {
+	asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+		:: "r"(at_shared(dst)), "l"(src), "r"(bytes), "r"(at_shared(b)) : "memory");
+}
+__device__ __forceinline__ void bars_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+#else // too old to know them
+__device__ __forceinline__ void bar_expect(u64* b, int) { bar_arrive(b); }
+__device__ __forceinline__ void bar_wait(u64*, int) { asm volatile("trap;"); }
+__device__ __forceinline__ void bulk(void*, const void*, int, u64*) {}
+__device__ __forceinline__ void bars_ready() {}
+#endif
+
+// Linear for few tokens: y = x·Wᵀ, x optionally normalised. A tile is 8·NT outputs
+// of up to 16·MT tokens. One warp copies its weights into a ring of stages in
+// shared memory, 512 of K in each, as far ahead as the ring reaches, across tiles
+// too: the ring is filled before the kernel ahead has ended. The other 8 warps
+// share the K of a stage. Tokens are the rows of the tensor cores' A, weights the
+// columns of B; a lane's 16 bytes of a row stand for the k that the instruction
+// expects in 4 places, which is right as long as x and w agree. CL blocks of a
+// cluster share K; the first one sums up. With SWIGLU the first half of a tile
+// are gate rows, the rest up rows.
+template<int MT, int NT, bool HALF, bool NORM, int EPI, int CL>
+__device__ __forceinline__ void linear(const u16* x, i64 xs, const u16* gain, const u16* w, const int* rows, u16* y, i64 ys, int n, int k, int m, float eps, int stages) {
+	constexpr int OUT = EPI == SWIGLU ? NT / 2 : NT, W = 8, KS = 2, KC = KS * 32 * W, R = NT * 8, PITCH = KC + 32, H = HALF ? 1 : 2;
+	constexpr int ROWS = HALF ? 8 : MT * 16, COLS = NT * 8, CHAINS = NT == 1 ? 2 : 1;
+	float (*part)[ROWS][COLS + 1] = (float(*)[ROWS][COLS + 1])(pool + stages * R * PITCH * 2); // [W]
+	__shared__ float squares[W][ROWS];
+	__shared__ float joined[CL > 1 ? CL : 1][CL > 1 ? ROWS : 1][CL > 1 ? COLS + 1 : 1]; // the last column: squares
+	__shared__ u64 full[8], empty[8];
 	const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, j = lane % 4;
-	const int out0 = blockIdx.x * OUT * 8, tok0 = blockIdx.y * MT * 16;
-	const int span = k / 8, k0 = warp * span + j * 8, steps = span / 32;
-	const u16* wp[NT];
-#pragma unroll
-	for (int t = 0; t < NT; t++) {
-		int row = out0 + (EPI == SWIGLU ? t % OUT : t) * 8 + g;
-		row = row < m ? row : m - 1;
-		if (EPI == SWIGLU && t >= OUT) row += m;
-		wp[t] = w + (i64)row * k + k0;
-	}
-	v4 buf[NT][U];
-#pragma unroll
-	for (int u = 0; u < U; u++)
-		if (u < steps)
-#pragma unroll
-			for (int t = 0; t < NT; t++) buf[t][u] = ld_weight(wp[t] + u * 32);
-	go();
-	await();
-	const u16* xa[MT];
-	const u16* xb[MT];
-#pragma unroll
-	for (int i = 0; i < MT; i++) {
-		int a = tok0 + i * 16 + g, b = a + 8;
-		int ra = a < n ? (rows ? rows[a] : a) : -1, rb = !HALF && b < n ? (rows ? rows[b] : b) : -1;
-		xa[i] = ra < 0 ? nullptr : x + (i64)ra * xs + k0;
-		xb[i] = rb < 0 ? nullptr : x + (i64)rb * xs + k0;
-	}
-	float acc[MT][NT][4], ss[MT][2];
-#pragma unroll
-	for (int i = 0; i < MT; i++) {
-		ss[i][0] = ss[i][1] = 0.0f;
-#pragma unroll
-		for (int t = 0; t < NT; t++)
-#pragma unroll
-			for (int e = 0; e < 4; e++) acc[i][t][e] = 0.0f;
-	}
-	for (int c = 0; c < steps; c += U) {
-#pragma unroll
-		for (int u = 0; u < U; u++) {
-			if (c + u < steps) {
-				v4 gv;
-				if (NORM) gv = ld16(gain + k0 + (c + u) * 32);
-#pragma unroll
-				for (int i = 0; i < MT; i++) {
-					v4 a = { 0, 0, 0, 0 }, b = { 0, 0, 0, 0 };
-					if (xa[i]) a = ld16(xa[i] + (c + u) * 32);
-					if (!HALF && xb[i]) b = ld16(xb[i] + (c + u) * 32);
-					if (NORM) {
-						a.x = scale_pair(a.x, gv.x, ss[i][0]), a.y = scale_pair(a.y, gv.y, ss[i][0]);
-						a.z = scale_pair(a.z, gv.z, ss[i][0]), a.w = scale_pair(a.w, gv.w, ss[i][0]);
-						if (!HALF) {
-							b.x = scale_pair(b.x, gv.x, ss[i][1]), b.y = scale_pair(b.y, gv.y, ss[i][1]);
-							b.z = scale_pair(b.z, gv.z, ss[i][1]), b.w = scale_pair(b.w, gv.w, ss[i][1]);
-						}
-					}
-#pragma unroll
-					for (int t = 0; t < NT; t++) {
-						mma(acc[i][t], a.x, b.x, a.y, b.y, buf[t][u].x, buf[t][u].y);
-						mma(acc[i][t], a.z, b.z, a.w, b.w, buf[t][u].z, buf[t][u].w);
-					}
-				}
-				if (c + u + U < steps)
-#pragma unroll
-					for (int t = 0; t < NT; t++) buf[t][u] = ld_weight(wp[t] + (c + u + U) * 32);
-			}
-		}
-	}
-	constexpr int ROWS = HALF ? 8 : MT * 16;
-	__shared__ float part[8][ROWS][PITCH];
-	__shared__ float squares[8][ROWS];
-#pragma unroll
-	for (int i = 0; i < MT; i++) {
-#pragma unroll
-		for (int t = 0; t < NT; t++) {
-			part[warp][i * 16 + g][t * 8 + 2 * j] = acc[i][t][0], part[warp][i * 16 + g][t * 8 + 2 * j + 1] = acc[i][t][1];
-			if (!HALF) part[warp][i * 16 + g + 8][t * 8 + 2 * j] = acc[i][t][2], part[warp][i * 16 + g + 8][t * 8 + 2 * j + 1] = acc[i][t][3];
-		}
-		if (NORM) {
-#pragma unroll
-			for (int h = 0; h < (HALF ? 1 : 2); h++) {
-				float s = ss[i][h];
-				s += shfl(s, 1);
-				s += shfl(s, 2);
-				if (j == 0) squares[warp][i * 16 + h * 8 + g] = s;
-			}
-		}
+	const int rank = blockIdx.x % CL, stride = gridDim.x / CL, span = k / CL, chunks = span / KC, tiles = (m + OUT * 8 - 1) / (OUT * 8);
+	u16* ring = (u16*)pool;
+	if (threadIdx.x == 0) {
+		for (int i = 0; i < stages; i++) bar_init(full + i, 1), bar_init(empty + i, W);
+		bars_ready();
 	}
 	__syncthreads();
-	for (int e = threadIdx.x; e < ROWS * OUT * 8; e += 256) {
-		int r = e / (OUT * 8), c = e % (OUT * 8), tok = tok0 + r, out = out0 + c;
-		if (tok >= n || out >= m) continue;
-		float v = 0.0f, up = 0.0f, inv = 1.0f;
+	go();
+	if (warp == W) {
+		int slot = 0, round = 0;
+		for (int tile = blockIdx.x / CL; tile < tiles; tile += stride)
+			for (int c = 0; c < chunks; c++) {
+				if (round > 0) bar_wait(empty + slot, (round - 1) & 1);
+				if (lane == 0) bar_expect(full + slot, R * KC * 2);
+				__syncwarp();
+				for (int r = lane; r < R; r += 32) {
+					int row = min(tile * OUT * 8 + (EPI == SWIGLU ? r % (OUT * 8) : r), m - 1);
+					if (EPI == SWIGLU && r >= OUT * 8) row += m;
+					bulk(ring + (slot * R + r) * PITCH, w + (i64)row * k + rank * span + c * KC, KC * 2, full + slot);
+				}
+				if (++slot == stages) slot = 0, round++;
+			}
+		if (CL == 1) return;
+	}
+	await();
+	if (CL > 1) cluster_arrive();
+	if (warp < W) {
+		const int k0 = rank * span + warp * KS * 32 + j * 8;
+		const u16* from[MT][H];
 #pragma unroll
-		for (int s = 0; s < 8; s++) v += part[s][r][c];
-		if (EPI == SWIGLU)
+		for (int i = 0; i < MT; i++)
 #pragma unroll
-			for (int s = 0; s < 8; s++) up += part[s][r][c + OUT * 8];
-		if (NORM) {
-			float q = 0.0f;
+			for (int h = 0; h < H; h++) {
+				int r = i * 16 + h * 8 + g;
+				int at = r < n ? (rows ? rows[r] : r) : -1;
+				from[i][h] = at < 0 ? nullptr : x + (i64)at * xs + k0;
+			}
+		float ss[MT][H];
 #pragma unroll
-			for (int s = 0; s < 8; s++) q += squares[s][r];
-			inv = rsqrtf(q / (float)k + eps);
-			v *= inv;
+		for (int i = 0; i < MT; i++)
+#pragma unroll
+			for (int h = 0; h < H; h++) ss[i][h] = 0.0f;
+		constexpr int AHEAD = NORM || MT > 1 ? 2 : HALF ? 6 : 3; // chunks of x that are asked for together
+		v4 in[AHEAD][KS][MT][H];
+		bool first = true;
+		int slot = 0, round = 0;
+		for (int tile = blockIdx.x / CL; tile < tiles; tile += stride) {
+			float acc[CHAINS][MT][NT][4];
+#pragma unroll
+			for (int c = 0; c < CHAINS; c++)
+#pragma unroll
+				for (int i = 0; i < MT; i++)
+#pragma unroll
+					for (int t = 0; t < NT; t++)
+#pragma unroll
+						for (int e = 0; e < 4; e++) acc[c][i][t][e] = 0.0f;
+			for (int c0 = 0; c0 < chunks; c0 += AHEAD) {
+				if (first || chunks > AHEAD) {
+#pragma unroll
+					for (int c = 0; c < AHEAD; c++)
+#pragma unroll
+						for (int u = 0; u < KS; u++)
+#pragma unroll
+							for (int i = 0; i < MT; i++)
+#pragma unroll
+								for (int h = 0; h < H; h++)
+									in[c][u][i][h] = c0 + c < chunks && from[i][h] ? ld16(from[i][h] + (c0 + c) * KC + u * 32) : v4{ 0, 0, 0, 0 };
+					if (NORM) {
+#pragma unroll
+						for (int c = 0; c < AHEAD; c++)
+#pragma unroll
+							for (int u = 0; u < KS; u++) {
+								v4 gv = c0 + c < chunks ? ld16(gain + k0 + (c0 + c) * KC + u * 32) : v4{ 0, 0, 0, 0 };
+#pragma unroll
+								for (int i = 0; i < MT; i++)
+#pragma unroll
+									for (int h = 0; h < H; h++) {
+										v4& a = in[c][u][i][h];
+										float q = 0.0f;
+										a.x = scale_pair(a.x, gv.x, q), a.y = scale_pair(a.y, gv.y, q);
+										a.z = scale_pair(a.z, gv.z, q), a.w = scale_pair(a.w, gv.w, q);
+										if (first) ss[i][h] += q;
+									}
+							}
+					}
+				}
+#pragma unroll
+				for (int c = 0; c < AHEAD; c++) {
+					if (c0 + c >= chunks) continue;
+					bar_wait(full + slot, round & 1);
+					const u16* stage = ring + slot * R * PITCH + g * PITCH + warp * KS * 32 + j * 8;
+#pragma unroll
+					for (int u = 0; u < KS; u++)
+#pragma unroll
+						for (int t = 0; t < NT; t++) {
+							v4 b = ld16(stage + t * 8 * PITCH + u * 32);
+#pragma unroll
+							for (int i = 0; i < MT; i++) {
+								v4 a = in[c][u][i][0], a2 = HALF ? v4{ 0, 0, 0, 0 } : in[c][u][i][H - 1];
+								mma(acc[0][i][t], a.x, a2.x, a.y, a2.y, b.x, b.y);
+								mma(acc[CHAINS - 1][i][t], a.z, a2.z, a.w, a2.w, b.z, b.w);
+							}
+						}
+					__syncwarp();
+					if (lane == 0) bar_arrive(empty + slot);
+					if (++slot == stages) slot = 0, round++;
+				}
+			}
+#pragma unroll
+			for (int i = 0; i < MT; i++)
+#pragma unroll
+				for (int t = 0; t < NT; t++)
+#pragma unroll
+					for (int e = 0; e < 2 * H; e++) {
+						float v = acc[0][i][t][e];
+						if (CHAINS > 1) v += acc[CHAINS - 1][i][t][e];
+						part[warp][i * 16 + e / 2 * 8 + g][t * 8 + 2 * j + e % 2] = v;
+					}
+			if (NORM && first) {
+#pragma unroll
+				for (int i = 0; i < MT; i++)
+#pragma unroll
+					for (int h = 0; h < H; h++) {
+						float s = ss[i][h];
+						s += shfl(s, 1);
+						s += shfl(s, 2);
+						if (j == 0) squares[warp][i * 16 + h * 8 + g] = s;
+					}
+			}
+			first = false;
+			asm volatile("bar.sync 1, 256;" ::: "memory");
+			if (CL > 1) { // everything to the first block of the cluster
+				cluster_wait();
+				for (int e = threadIdx.x; e < ROWS * (COLS + 1); e += 256) {
+					int tok = e / (COLS + 1), c = e % (COLS + 1);
+					float v = 0.0f;
+#pragma unroll
+					for (int s = 0; s < W; s++) v += c < COLS ? part[s][tok][c] : NORM ? squares[s][tok] : 0.0f;
+					push(&joined[rank][tok][c], 0, v);
+				}
+				break; // a cluster has one tile
+			}
+			for (int e = threadIdx.x; e < ROWS * OUT * 8; e += 256) {
+				int tok = e / (OUT * 8), c = e % (OUT * 8), out = tile * OUT * 8 + c;
+				if (tok >= n || out >= m) continue;
+				float v = 0.0f, up = 0.0f, inv = 1.0f, old = 0.0f;
+				if (EPI == ADD) old = one(y[tok * ys + out]);
+#pragma unroll
+				for (int s = 0; s < W; s++) v += part[s][tok][c];
+				if (EPI == SWIGLU)
+#pragma unroll
+					for (int s = 0; s < W; s++) up += part[s][tok][c + OUT * 8];
+				if (NORM) {
+					float q = 0.0f;
+#pragma unroll
+					for (int s = 0; s < W; s++) q += squares[s][tok];
+					inv = rsqrtf(q / (float)k + eps);
+					v *= inv;
+				}
+				if (EPI == FLOAT) ((float*)y)[tok * ys + out] = v;
+				if (EPI == STORE) y[tok * ys + out] = narrow(v);
+				if (EPI == ADD) y[tok * ys + out] = narrow(v + old);
+				if (EPI == SWIGLU) {
+					up *= inv;
+					y[tok * ys + out] = narrow(v / (1.0f + __expf(-v)) * up);
+				}
+			}
+			if (tile + stride < tiles) asm volatile("bar.sync 1, 256;" ::: "memory");
 		}
-		if (EPI == FLOAT) ((float*)y)[tok * ys + out] = v;
-		if (EPI == STORE) y[tok * ys + out] = narrow(v);
-		if (EPI == ADD) y[tok * ys + out] = narrow(v + one(y[tok * ys + out]));
-		if (EPI == SWIGLU) {
-			up *= inv;
-			y[tok * ys + out] = narrow(v / (1.0f + __expf(-v)) * up);
+	} else {
+		cluster_wait();
+	}
+	if (CL > 1) {
+		cluster_sync();
+		if (rank > 0) return;
+		for (int e = threadIdx.x; e < ROWS * COLS; e += blockDim.x) {
+			int tok = e / COLS, c = e % COLS, out = blockIdx.x / CL * COLS + c;
+			if (tok >= n || out >= m) continue;
+			float v = 0.0f;
+#pragma unroll
+			for (int s = 0; s < CL; s++) v += joined[s][tok][c];
+			if (EPI == ADD) v += one(y[tok * ys + out]);
+			y[tok * ys + out] = narrow(v);
 		}
 	}
 }
@@ -246,46 +368,51 @@ __device__ void embed_rows(const int* ids, const int* feed, const int* cells, co
 __device__ void rotate_write(u16* qkv, i64 s, const u16* qw, const u16* kw, const int* positions, const float* table, i64 positions_n,
 	const int* slots, u16* kc, i64 kcs, u16* vc, i64 vcs, i64 blocks, int heads, int kvheads, int d, int bs, float eps) {
 	go();
-	int h = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32, half = d / 2;
-	await();
-	if (h >= heads + 2 * kvheads) return;
+	// The inputs of the step and the model's tables are older than any kernel.
+	const int h = blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32, half = d / 2;
+	const bool key = h >= heads, value = h >= heads + kvheads;
 	int slot = slots[blockIdx.x], pos = positions[blockIdx.x];
+	if (pos < 0 || pos >= positions_n) pos = 0;
+	const float* cs = table + pos * (i64)d;
+	const u16* gain = key ? kw : qw;
+	u32 ga[4], gb[4];
+	float2 c[4], sn[4];
+#pragma unroll
+	for (int t = 0; t < 4; t++) {
+		int i = lane * 2 + t * 64;
+		if (value || i >= half) continue;
+		c[t] = *(const float2*)(cs + i), sn[t] = *(const float2*)(cs + half + i);
+		if (gain) ga[t] = *(const u32*)(gain + i), gb[t] = *(const u32*)(gain + half + i);
+	}
+	await();
+	if (h >= heads + 2 * kvheads || (key && slot < 0) || slot >= blocks * bs) return;
 	u16* x = qkv + blockIdx.x * s + (i64)h * d;
-	if (h >= heads && slot < 0 || slot >= blocks * bs) return;
-	i64 at = h < heads ? 0 : (i64)(slot / bs);
+	i64 at = key ? (i64)(slot / bs) : 0;
 	int row = (slot % bs) * kvheads * d;
-	if (h >= heads + kvheads) {
+	if (value) {
 		u16* v = vc + at * vcs + row + (h - heads - kvheads) * d;
 		for (int i = lane * 2; i < d; i += 64) *(u32*)(v + i) = *(u32*)(x + i);
 		return;
 	}
-	u16* y = h < heads ? x : kc + at * kcs + row + (h - heads) * d;
-	const u16* gain = h < heads ? qw : kw;
+	u16* y = key ? kc + at * kcs + row + (h - heads) * d : x;
 	u32 a[4], b[4];
-	float f = 1.0f;
-	int steps = 0;
-	for (int i = lane * 2; i < half; i += 64, steps++) a[steps & 3] = *(u32*)(x + i), b[steps & 3] = *(u32*)(x + half + i);
-	if (gain) {
-		float ss = 0.0f;
-#pragma unroll
-		for (int i = 0; i < 4; i++)
-			if (i < steps) ss += lo(a[i]) * lo(a[i]) + hi(a[i]) * hi(a[i]) + lo(b[i]) * lo(b[i]) + hi(b[i]) * hi(b[i]);
-		f = rsqrtf(warp_sum(ss) / (float)d + eps);
-	}
-	if (pos < 0 || pos >= positions_n) pos = 0;
-	const float* cs = table + pos * (i64)d;
+	float f = 1.0f, ss = 0.0f;
 #pragma unroll
 	for (int t = 0; t < 4; t++) {
 		int i = lane * 2 + t * 64;
-		if (t >= steps) break;
+		a[t] = b[t] = 0;
+		if (i < half) a[t] = *(u32*)(x + i), b[t] = *(u32*)(x + half + i);
+		ss += lo(a[t]) * lo(a[t]) + hi(a[t]) * hi(a[t]) + lo(b[t]) * lo(b[t]) + hi(b[t]) * hi(b[t]);
+	}
+	if (gain) f = rsqrtf(warp_sum(ss) / (float)d + eps);
+#pragma unroll
+	for (int t = 0; t < 4; t++) {
+		int i = lane * 2 + t * 64;
+		if (i >= half) continue;
 		float a0 = lo(a[t]) * f, a1 = hi(a[t]) * f, b0 = lo(b[t]) * f, b1 = hi(b[t]) * f;
-		if (gain) {
-			u32 ga = *(const u32*)(gain + i), gb = *(const u32*)(gain + half + i);
-			a0 *= lo(ga), a1 *= hi(ga), b0 *= lo(gb), b1 *= hi(gb);
-		}
-		float c0 = cs[i], c1 = cs[i + 1], s0 = cs[half + i], s1 = cs[half + i + 1];
-		*(u32*)(y + i) = pack(a0 * c0 - b0 * s0, a1 * c1 - b1 * s1);
-		*(u32*)(y + half + i) = pack(b0 * c0 + a0 * s0, b1 * c1 + a1 * s1);
+		if (gain) a0 *= lo(ga[t]), a1 *= hi(ga[t]), b0 *= lo(gb[t]), b1 *= hi(gb[t]);
+		*(u32*)(y + i) = pack(a0 * c[t].x - b0 * sn[t].x, a1 * c[t].y - b1 * sn[t].y);
+		*(u32*)(y + half + i) = pack(b0 * c[t].x + a0 * sn[t].x, b1 * c[t].y + a1 * sn[t].y);
 	}
 }
 
@@ -295,33 +422,49 @@ __device__ __forceinline__ u32 turn(u32 v) { // transposes an 8x8 matrix of halv
 	return r;
 }
 
-__device__ __forceinline__ float peer(const float* p, int rank) {
-	u32 a = (u32)__cvta_generic_to_shared(p), b;
-	float v;
-	asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(b) : "r"(a), "r"(rank));
-	asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(b) : "memory");
-	return v;
-}
-
 #ifdef HEAD
+// How far the keys and values that attend_short reads ahead lie apart, in halves:
+// the reads of a quarter of a warp meet different banks.
+template<int D> struct Pitch { static constexpr int K = D + 32, V = D + 8, STAGE = 16 * (K + V); };
+
 // Attention of short rows: a request has up to 8·NQ pairs of a query token and a
 // head of one kv group. The CL blocks of a cluster share the keys, their 8 warps
 // take 16 at a time; everything is combined in shared memory. Scores are
 // computed transposed, keys as rows, so that few queries waste little.
-template<int D, int NQ, int CL>
-__device__ void attend_short(const u16* q, i64 qs, const u16* kc, i64 kcs, const u16* vc, i64 vcs, const int* table, i64 tbs,
-	const int* starts, const int* lens, u16* y, i64 ys, int group, int kvheads, int shift, float scale) {
-	constexpr int Q = 8 * NQ;
+// With RING each warp copies two tiles ahead into shared memory, for steps with
+// so few requests that a multiprocessor has one block.
+template<int D, int NQ, int CL, bool RING>
+__device__ __forceinline__ void attend_short(const u16* q, i64 qs, const u16* kc, i64 kcs, const u16* vc, i64 vcs, const int* table, i64 tbs,
+	const int* starts, const int* lens, u16* y, i64 ys, int kvheads, int shift, float scale) {
+	constexpr int Q = 8 * NQ, group = GROUP;
 	const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, j = lane % 4;
 	const int rank = blockIdx.x, kvh = blockIdx.y, req = blockIdx.z;
 	go();
-	await();
+	// The inputs of the step are older than any kernel; keys and values are asked
+	// for ahead into the L2, where this step's writes arrive as well.
 	const int len = lens[req], first = starts[req], count = starts[req + 1] - first, rows = count * group;
-	if (len <= 0 || rows <= 0 || rows > Q) return;
-	const i64 width = (i64)kvheads * D;
+	const int tiles = (len + 15) / 16, share = (tiles + CL - 1) / CL, end = min(tiles, (rank + 1) * share);
+	const int width = kvheads * D;
 	const int mask = (1 << shift) - 1;
 	table += req * tbs;
 	kc += kvh * D, vc += kvh * D;
+	auto ahead = [&](int tile) { // a tile's rows lie in one block
+		const i64 at = table[tile * 16 >> shift];
+		const int t = min(tile * 16 + (lane & 15), len - 1) & mask;
+		ask((lane < 16 ? kc + at * kcs : vc + at * vcs) + t * width, D * 2);
+	};
+	if (rows > 0 && rows <= Q && rank * share + warp < end) ahead(rank * share + warp);
+	__shared__ u64 full[8][2];
+	u16* ring = (u16*)pool + warp * 2 * Pitch<D>::STAGE;
+	if (RING) {
+		if (lane < 2) bar_init(&full[warp][lane], 1);
+		bars_ready();
+		__syncwarp();
+		if (rows > 0 && rows <= Q && rank * share + warp + 8 < end) ahead(rank * share + warp + 8);
+	}
+	await();
+	if (len <= 0 || rows <= 0 || rows > Q) return;
+	if (CL > 1) cluster_arrive(); // all blocks have started: waited for before the first push
 	v4 qf[NQ][D / 32];
 #pragma unroll
 	for (int i = 0; i < NQ; i++) {
@@ -341,40 +484,71 @@ __device__ void attend_short(const u16* q, i64 qs, const u16* kc, i64 kcs, const
 #pragma unroll
 				for (int e = 0; e < 4; e++) acc[b][t][i][e] = 0.0f;
 	}
-	const int tiles = (len + 15) / 16, share = (tiles + CL - 1) / CL, end = min(tiles, (rank + 1) * share);
-	for (int tile = rank * share + warp; tile < end; tile += 8) {
+	auto fetch = [&](int tile, int stage) { // a lane copies one row of keys or values
+		const i64 at = table[tile * 16 >> shift];
+		const int t = min(tile * 16 + (lane & 15), len - 1) & mask;
+		u16* to = ring + stage * Pitch<D>::STAGE + (lane < 16 ? lane * Pitch<D>::K : 16 * Pitch<D>::K + (lane - 16) * Pitch<D>::V);
+		if (lane == 0) bar_expect(&full[warp][stage], 32 * D * 2);
+		__syncwarp();
+		bulk(to, (lane < 16 ? kc + at * kcs : vc + at * vcs) + t * width, D * 2, &full[warp][stage]);
+	};
+	if (RING)
+		for (int i = 0; i < 2; i++)
+			if (rank * share + warp + 8 * i < end) fetch(rank * share + warp + 8 * i, i);
+	int turns = 0;
+	for (int tile = rank * share + warp; tile < end; tile += 8, turns++) {
 		const int t0 = tile * 16, last = len - 1;
 		v4 kf[D / 32][2], vf[D / 64][4];
-		{
+		if (RING) {
+			bar_wait(&full[warp][turns & 1], turns >> 1 & 1);
+			const u16* k = ring + (turns & 1) * Pitch<D>::STAGE;
+			const u16* v = k + 16 * Pitch<D>::K + g * 8;
+#pragma unroll
+			for (int c = 0; c < D / 32; c++) kf[c][0] = ld16(k + g * Pitch<D>::K + j * 8 + c * 32), kf[c][1] = ld16(k + (g + 8) * Pitch<D>::K + j * 8 + c * 32);
+#pragma unroll
+			for (int e = 0; e < 4; e++)
+#pragma unroll
+				for (int b2 = 0; b2 < D / 64; b2++) vf[b2][e] = ld16(v + (2 * j + (e & 1) + (e & 2) * 4) * Pitch<D>::V + b2 * 64);
+		} else {
+			const i64 at = table[t0 >> shift];
 			int ta = min(t0 + g, last), tb = min(t0 + g + 8, last);
-			const u16* a = kc + table[ta >> shift] * kcs + (ta & mask) * width + j * 8;
-			const u16* b = kc + table[tb >> shift] * kcs + (tb & mask) * width + j * 8;
+			const u16* a = kc + at * kcs + (ta & mask) * width + j * 8;
+			const u16* b = kc + at * kcs + (tb & mask) * width + j * 8;
 #pragma unroll
 			for (int c = 0; c < D / 32; c++) kf[c][0] = ld16(a + c * 32), kf[c][1] = ld16(b + c * 32);
 #pragma unroll
 			for (int e = 0; e < 4; e++) {
 				int tv = min(t0 + 2 * j + (e & 1) + (e & 2) * 4, last);
-				const u16* p = vc + table[tv >> shift] * vcs + (tv & mask) * width + g * 8;
+				const u16* p = vc + at * vcs + (tv & mask) * width + g * 8;
 #pragma unroll
 				for (int b2 = 0; b2 < D / 64; b2++) vf[b2][e] = ld16(p + b2 * 64);
 			}
 		}
+		if (!RING && tile + 8 < end) ahead(tile + 8);
 		float s[NQ][4];
 		u32 p0[NQ], p1[NQ];
 #pragma unroll
 		for (int i = 0; i < NQ; i++) {
+			float s2[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
 			s[i][0] = s[i][1] = s[i][2] = s[i][3] = 0.0f;
 #pragma unroll
 			for (int c = 0; c < D / 32; c++) {
 				mma(s[i], kf[c][0].x, kf[c][1].x, kf[c][0].y, kf[c][1].y, qf[i][c].x, qf[i][c].y);
-				mma(s[i], kf[c][0].z, kf[c][1].z, kf[c][0].w, kf[c][1].w, qf[i][c].z, qf[i][c].w);
+				mma(s2, kf[c][0].z, kf[c][1].z, kf[c][0].w, kf[c][1].w, qf[i][c].z, qf[i][c].w);
 			}
+#pragma unroll
+			for (int e = 0; e < 4; e++) s[i][e] += s2[e];
 			float alpha[2];
+			if (t0 + 15 > len - count) { // some query does not see all of them
+#pragma unroll
+				for (int e = 0; e < 2; e++) {
+					int pos = len - count + (i * 8 + 2 * j + e) / group;
+					if (t0 + g > pos) s[i][e] = minus_inf();
+					if (t0 + g + 8 > pos) s[i][2 + e] = minus_inf();
+				}
+			}
 #pragma unroll
 			for (int e = 0; e < 2; e++) { // the column of a query
-				int pos = len - count + (i * 8 + 2 * j + e) / group;
-				if (t0 + g > pos) s[i][e] = minus_inf();
-				if (t0 + g + 8 > pos) s[i][2 + e] = minus_inf();
 				float m = fmaxf(s[i][e], s[i][2 + e]);
 				m = fmaxf(m, shfl(m, 4));
 				m = fmaxf(m, shfl(m, 8));
@@ -406,73 +580,84 @@ __device__ void attend_short(const u16* q, i64 qs, const u16* kc, i64 kcs, const
 #pragma unroll
 				for (int i = 0; i < NQ; i++) mma(acc[b][t][i], a0, a1, a2, a3, p0[i], p1[i]);
 			}
+		if (RING && tile + 16 < end) {
+			__syncwarp(); // all lanes have read the stage
+			fetch(tile + 16, turns & 1);
+		}
 	}
+	if (RING) __syncthreads(); // the ring's memory is used again below
 	// Warps agree on each query's maximum, then their outputs are added up.
-	float* tops = (float*)pool;       // [8][Q], then [0] of the block
-	float* sums = tops + 8 * Q;       // [8][Q]
-	float* outs = sums + 8 * Q;       // [8][Q][D]
-	float* block = outs + 8 * Q * D;  // [Q] maxima, [Q] sums
+	float* tops = (float*)pool;         // [8][Q]
+	float* sums = tops + 8 * Q;         // [8][Q]
+	float* factors = sums + 8 * Q;      // [8][Q]
+	float* block = factors + 8 * Q;     // [Q] maxima, [Q] sums
+	float* outs = block + 2 * Q;        // [8][Q][D]
 #pragma unroll
 	for (int i = 0; i < NQ; i++)
 #pragma unroll
 		for (int e = 0; e < 2; e++) {
+			const int c = i * 8 + 2 * j + e;
 			float v = sum[i][e];
 			v += shfl(v, 4), v += shfl(v, 8), v += shfl(v, 16);
-			if (g == 0) tops[warp * Q + i * 8 + 2 * j + e] = top[i][e], sums[warp * Q + i * 8 + 2 * j + e] = v;
-		}
-	__syncthreads();
-#pragma unroll
-	for (int i = 0; i < NQ; i++)
-#pragma unroll
-		for (int e = 0; e < 2; e++) {
-			int c = i * 8 + 2 * j + e;
-			float m = tops[c];
-#pragma unroll
-			for (int w = 1; w < 8; w++) m = fmaxf(m, tops[w * Q + c]);
-			float f = m == minus_inf() ? 0.0f : ex2((top[i][e] - m) * scale);
+			if (g == 0) tops[warp * Q + c] = top[i][e], sums[warp * Q + c] = v;
 			if (c < rows)
 #pragma unroll
 				for (int b = 0; b < D / 64; b++)
 #pragma unroll
-					for (int t = 0; t < 4; t++) {
-						int d = b * 64 + g * 8 + 2 * t;
-						*(float2*)(outs + (warp * Q + c) * D + d) = float2{ acc[b][t][i][e] * f, acc[b][t][i][2 + e] * f };
-					}
-			if (warp == 0 && g == 0) {
-				float l = 0.0f;
-#pragma unroll
-				for (int w = 0; w < 8; w++)
-					if (m != minus_inf()) l += sums[w * Q + c] * ex2((tops[w * Q + c] - m) * scale);
-				block[c] = m, block[Q + c] = l;
-			}
+					for (int t = 0; t < 4; t++)
+						*(float2*)(outs + (warp * Q + c) * D + b * 64 + g * 8 + 2 * t) = float2{ acc[b][t][i][e], acc[b][t][i][2 + e] };
 		}
 	__syncthreads();
+	if (threadIdx.x < 8 * Q) {
+		const int c = threadIdx.x % Q;
+		float m = tops[c];
+#pragma unroll
+		for (int w = 1; w < 8; w++) m = fmaxf(m, tops[w * Q + c]);
+		const float base = m == minus_inf() ? 0.0f : m * scale;
+		factors[threadIdx.x] = ex2(tops[threadIdx.x] * scale - base);
+		if (threadIdx.x < Q) {
+			float l = 0.0f;
+#pragma unroll
+			for (int w = 0; w < 8; w++) l += sums[w * Q + c] * ex2(tops[w * Q + c] * scale - base);
+			block[c] = m, block[Q + c] = l;
+		}
+	}
+	__syncthreads();
+	// Block r of the cluster finishes the r-th part of each head; the others push
+	// their sums there, and their maxima and sums of weights everywhere.
+	constexpr int DS = D / CL;
+	// Others push while this block still reads its ring: that is not used again.
+	float* parts = RING ? (float*)((u16*)pool + 16 * Pitch<D>::STAGE) : outs + 8 * Q * D; // [CL][Q·DS]
+	float* stats = parts + (CL > 1 ? Q * D : 0); // [CL][2·Q]
+	if (CL > 1) {
+		cluster_wait();
+#pragma unroll 1
+		for (int e = threadIdx.x; e < 2 * Q * CL; e += 256) push(stats + rank * 2 * Q + e / CL, e % CL, block[e / CL]);
+	}
+#pragma unroll 1
 	for (int e = threadIdx.x; e < rows * D; e += 256) {
+		const int r = e / D, d = e % D;
 		float v = 0.0f;
 #pragma unroll
-		for (int w = 0; w < 8; w++) v += outs[w * Q * D + e];
-		if (CL == 1) {
-			int r = e / D;
-			y[(first + r / group) * ys + (kvh * group + r % group) * D + e % D] = narrow(v / block[Q + r]);
-		} else {
-			outs[e] = v;
-		}
+		for (int w = 0; w < 8; w++) v += outs[w * Q * D + e] * factors[w * Q + r];
+		if (CL == 1) y[(first + r / group) * ys + (kvh * group + r % group) * D + d] = narrow(v / block[Q + r]);
+		else push(parts + rank * Q * DS + r * DS + d % DS, d / DS, v);
 	}
 	if (CL == 1) return;
 	cluster_sync();
-	for (int e = rank * 256 + threadIdx.x; e < rows * D; e += 256 * CL) {
-		int r = e / D;
-		float m = minus_inf(), v = 0.0f, l = 0.0f, ms[CL];
+#pragma unroll 1
+	for (int e = threadIdx.x; e < rows * DS; e += 256) {
+		const int r = e / DS, d = rank * DS + e % DS;
+		float m = minus_inf(), v = 0.0f, l = 0.0f;
 #pragma unroll
-		for (int c = 0; c < CL; c++) ms[c] = peer(block + r, c), m = fmaxf(m, ms[c]);
+		for (int c = 0; c < CL; c++) m = fmaxf(m, stats[c * 2 * Q + r]);
 #pragma unroll
 		for (int c = 0; c < CL; c++) {
-			float f = ex2((ms[c] - m) * scale);
-			v += peer(outs + e, c) * f, l += peer(block + Q + r, c) * f;
+			float f = ex2((stats[c * 2 * Q + r] - m) * scale);
+			v += parts[c * Q * DS + e] * f, l += stats[c * 2 * Q + Q + r] * f;
 		}
-		y[(first + r / group) * ys + (kvh * group + r % group) * D + e % D] = narrow(v / l);
+		y[(first + r / group) * ys + (kvh * group + r % group) * D + d] = narrow(v / l);
 	}
-	cluster_sync();
 }
 
 __device__ __forceinline__ void copy16(void* dst, const void* src) {
@@ -492,8 +677,8 @@ __device__ __forceinline__ void ldm_turned(u32* r, const void* p) {
 // Rows with up to `few` pairs are left to attend_short.
 template<int D>
 __device__ void attend_tall(const u16* q, i64 qs, const u16* kc, i64 kcs, const u16* vc, i64 vcs, const int* table, i64 tbs,
-	const int* starts, const int* lens, int requests, u16* y, i64 ys, int group, int kvheads, int shift, float scale, int few) {
-	constexpr int BN = 64, CH = D / 8; // CH: 16-byte pieces of a row
+	const int* starts, const int* lens, int requests, u16* y, i64 ys, int kvheads, int shift, float scale, int few) {
+	constexpr int BN = 64, CH = D / 8, group = GROUP; // CH: 16-byte pieces of a row
 	const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, j = lane % 4;
 	const int per = 128 / group; // query tokens of a block
 	__shared__ int found, where;
@@ -652,6 +837,14 @@ __device__ void attend_tall(const u16* q, i64 qs, const u16* kc, i64 kcs, const 
 }
 
 #endif
+__device__ __forceinline__ float peer(const float* p, int rank) {
+	u32 a = (u32)__cvta_generic_to_shared(p), b;
+	float v;
+	asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(b) : "r"(a), "r"(rank));
+	asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(b) : "memory");
+	return v;
+}
+
 // The larger of two values with their indices: the lower index among equals, and
 // -2, the mark of a NaN, before everything; -1 is no value at all.
 __device__ __forceinline__ void larger(float& best, int& at, float v, int i) {
@@ -668,9 +861,32 @@ __device__ void pick(const float* x, i64 xs, int n, int* y, const int* keep, int
 	go();
 	await();
 	x += row * xs;
-	int share = (n + 7) / 8, from = rank * share, to = min(n, from + share), at = -1;
+	int share = ((n + 7) / 8 + 3) & ~3, from = rank * share, to = min(n, from + share), at = -1;
 	float best = minus_inf();
-	for (int i = from + threadIdx.x; i < to; i += blockDim.x) larger(best, at, x[i], x[i] == x[i] ? i : -2);
+	if (xs % 4 == 0) {
+		constexpr int AHEAD = 5;
+		for (int i = from + threadIdx.x * 4; i < to; i += blockDim.x * 4 * AHEAD) {
+			float4 v[AHEAD];
+#pragma unroll
+			for (int u = 0; u < AHEAD; u++) {
+				int p = i + u * blockDim.x * 4;
+				v[u] = p + 4 <= to ? *(const float4*)(x + p) : float4{ minus_inf(), minus_inf(), minus_inf(), minus_inf() };
+			}
+#pragma unroll
+			for (int u = 0; u < AHEAD; u++)
+#pragma unroll
+				for (int e = 0; e < 4; e++) {
+					float f = (&v[u].x)[e];
+					int p = i + u * blockDim.x * 4 + e;
+					if (!(f <= best) && p < to) best = f, at = f == f ? p : -2;
+				}
+			if (at == -2) break;
+		}
+		for (int i = to & ~3; i < to; i++)
+			if (threadIdx.x == 0) larger(best, at, x[i], x[i] == x[i] ? i : -2);
+	} else {
+		for (int i = from + threadIdx.x; i < to; i += blockDim.x) larger(best, at, x[i], x[i] == x[i] ? i : -2);
+	}
 	for (int o = 16; o > 0; o /= 2) {
 		float v = shfl(best, o);
 		larger(best, at, v, __shfl_xor_sync(0xffffffffu, at, o));
@@ -683,10 +899,11 @@ __device__ void pick(const float* x, i64 xs, int n, int* y, const int* keep, int
 	}
 	cluster_sync();
 	if (rank == 0 && threadIdx.x == 0) {
-		for (int c = 1; c < 8; c++) {
-			float v = peer(value, c);
-			larger(best, at, v, __float_as_int(peer(index, c)));
-		}
+		float v[8], i[8];
+#pragma unroll
+		for (int c = 1; c < 8; c++) v[c] = peer(value, c), i[c] = peer(index, c);
+#pragma unroll
+		for (int c = 1; c < 8; c++) larger(best, at, v[c], __float_as_int(i[c]));
 		y[row] = at < 0 ? -1 : at;
 		if (keep[row] > 0) cells[keep[row]] = max(at, 0);
 	}
@@ -709,23 +926,24 @@ __device__ void noise(u16* y, i64 n, u64 seed, float factor) {
 #define KERNEL extern "C" __global__ void
 #ifdef LINEAR
 #undef LINEAR // names the group
-#define LINEAR1(NAME, MT, NT, U, HALF, NORM, EPI) \
-KERNEL __launch_bounds__(256, (MT) > 1 || (NT) > 2 ? 2 : 3) NAME(const u16* x, i64 xs, const u16* gain, const u16* w, const int* rows, u16* y, i64 ys, i64 n, i64 k, i64 m, i64 eps) { \
-	linear<MT, NT, U, HALF, NORM, EPI>(x, xs, gain, w, rows, y, ys, (int)n, (int)k, (int)m, __uint_as_float((u32)eps)); }
-#define LINEAR(NT, U, NORM, EPI, NAME) \
-LINEAR1(linear_8_##NAME, 1, NT, U, true, NORM, EPI) \
-LINEAR1(linear_16_##NAME, 1, NT, U, false, NORM, EPI) \
-LINEAR1(linear_32_##NAME, 2, NT, (NT > 2 ? 2 : 4), false, NORM, EPI)
-LINEAR(1, 8, false, STORE, store1)
-LINEAR(2, 4, false, STORE, store2)
-LINEAR(1, 8, false, ADD, add1)
-LINEAR(2, 4, false, ADD, add2)
-LINEAR(1, 8, true, STORE, norm_store1)
-LINEAR(2, 4, true, STORE, norm_store2)
-LINEAR(2, 4, true, SWIGLU, norm_swiglu2)
-LINEAR(4, 4, true, SWIGLU, norm_swiglu4)
-LINEAR(4, 4, true, FLOAT, norm_float4)
-LINEAR(2, 4, true, FLOAT, norm_float2)
+#define LINEAR1(NAME, MT, NT, HALF, NORM, EPI, CL, BLOCKS) \
+KERNEL __cluster_dims__(CL, 1, 1) __launch_bounds__(288, BLOCKS) NAME(const u16* x, i64 xs, const u16* gain, const u16* w, const int* rows, u16* y, i64 ys, i64 n, i64 k, i64 m, i64 eps, i64 stages) { \
+	linear<MT, NT, HALF, NORM, EPI, CL>(x, xs, gain, w, rows, y, ys, (int)n, (int)k, (int)m, __uint_as_float((u32)eps), (int)stages); }
+#define LINEAR(NAME, NT, NORM, EPI) \
+LINEAR1(linear_8_##NAME##NT, 1, NT, true, NORM, EPI, 1, 2) \
+LINEAR1(linear_16_##NAME##NT, 1, NT, false, NORM, EPI, 1, 2) \
+LINEAR1(linear_32_##NAME##NT, 2, NT, false, NORM, EPI, 1, 1)
+LINEAR(store, 1, false, STORE)
+LINEAR(store, 4, false, STORE)
+LINEAR(add, 1, false, ADD)
+LINEAR(add, 4, false, ADD)
+LINEAR(norm_store, 1, true, STORE)
+LINEAR(norm_store, 4, true, STORE)
+LINEAR(norm_swiglu, 4, true, SWIGLU)
+LINEAR(norm_swiglu, 6, true, SWIGLU)
+LINEAR(norm_float, 4, true, FLOAT)
+LINEAR1(linear_32_store2, 2, 2, false, false, STORE, 2, 2)
+LINEAR1(linear_32_add2, 2, 2, false, false, ADD, 2, 2)
 KERNEL __launch_bounds__(256) norm_rows_fast(const u16* x, i64 xs, const u16* gain, const int* rows, u16* y, i64 ys, i64 k, i64 eps) {
 	norm_rows(x, xs, gain, rows, y, ys, (int)k, __uint_as_float((u32)eps)); }
 KERNEL __launch_bounds__(256) gate_rows_fast(const u16* x, i64 xs, u16* y, i64 ys, i64 f) { gate_rows(x, xs, y, ys, (int)f); }
@@ -747,12 +965,17 @@ KERNEL __launch_bounds__(256) take_rows_fast(const u16* x, i64 xs, const int* ro
 #ifdef HEAD
 #define SHORT(NQ, CL) \
 KERNEL __cluster_dims__(CL, 1, 1) __launch_bounds__(256, NQ > 1 ? 1 : 2) attend_short_##NQ##_##CL(const u16* q, i64 qs, const u16* kc, i64 kcs, const u16* vc, i64 vcs, \
-	const int* table, i64 tbs, const int* starts, const int* lens, u16* y, i64 ys, i64 group, i64 kvheads, i64 shift, i64 scale) { \
-	attend_short<HEAD, NQ, CL>(q, qs, kc, kcs, vc, vcs, table, tbs, starts, lens, y, ys, (int)group, (int)kvheads, (int)shift, __uint_as_float((u32)scale)); }
+	const int* table, i64 tbs, const int* starts, const int* lens, u16* y, i64 ys, i64 kvheads, i64 shift, i64 scale) { \
+	attend_short<HEAD, NQ, CL, false>(q, qs, kc, kcs, vc, vcs, table, tbs, starts, lens, y, ys, (int)kvheads, (int)shift, __uint_as_float((u32)scale)); }
 #define SHORTS(NQ) SHORT(NQ, 1) SHORT(NQ, 2) SHORT(NQ, 4) SHORT(NQ, 8)
 SHORTS(1) SHORTS(2) SHORTS(4)
+#define RINGED(CL) \
+KERNEL __cluster_dims__(CL, 1, 1) __launch_bounds__(256, 1) attend_ring_##CL(const u16* q, i64 qs, const u16* kc, i64 kcs, const u16* vc, i64 vcs, \
+	const int* table, i64 tbs, const int* starts, const int* lens, u16* y, i64 ys, i64 kvheads, i64 shift, i64 scale) { \
+	attend_short<HEAD, 1, CL, true>(q, qs, kc, kcs, vc, vcs, table, tbs, starts, lens, y, ys, (int)kvheads, (int)shift, __uint_as_float((u32)scale)); }
+RINGED(1) RINGED(2) RINGED(4) RINGED(8)
 KERNEL __launch_bounds__(128, 2) attend_long(const u16* q, i64 qs, const u16* kc, i64 kcs, const u16* vc, i64 vcs,
-	const int* table, i64 tbs, const int* starts, const int* lens, i64 requests, u16* y, i64 ys, i64 group, i64 kvheads, i64 shift, i64 scale, i64 few) {
-	attend_tall<HEAD>(q, qs, kc, kcs, vc, vcs, table, tbs, starts, lens, (int)requests, y, ys, (int)group, (int)kvheads, (int)shift, __uint_as_float((u32)scale), (int)few);
+	const int* table, i64 tbs, const int* starts, const int* lens, i64 requests, u16* y, i64 ys, i64 kvheads, i64 shift, i64 scale, i64 few) {
+	attend_tall<HEAD>(q, qs, kc, kcs, vc, vcs, table, tbs, starts, lens, (int)requests, y, ys, (int)kvheads, (int)shift, __uint_as_float((u32)scale), (int)few);
 }
 #endif

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	wordbits "math/bits"
 	"slices"
+	"strings"
+	"sync"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 )
@@ -16,85 +18,134 @@ var fusedSource string
 
 // fused are the modules of fused.cu: one per group of kernels, compiled when an
 // operation needs it.
-type fused struct{ linear, heads64, heads128 kernels }
-
-func (f *fused) close(d *device) {
-	for _, k := range []*kernels{&f.linear, &f.heads64, &f.heads128} {
-		k.close(d)
-	}
+type fused struct {
+	mu     sync.Mutex
+	groups map[string]*kernels
 }
 
-// fast gives a kernel of a group: "LINEAR", or "HEAD=" and a head width.
-func (d *device) fast(group, fn string) (*kernel, error) {
+func (f *fused) close(d *device) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, k := range f.groups {
+		k.close(d)
+	}
+	f.groups = nil
+}
+
+// fast gives a kernel of a group, which is what the compiler defines: LINEAR, or
+// HEAD and GROUP for the head width and query heads per kv head of attention.
+func (d *device) fast(fn string, group ...string) (*kernel, error) {
 	if d.desc.cc < 90 || slices.Contains(use(libCUDA).absent, "cuLaunchKernelEx") {
 		return nil, invalid("plan "+fn, "fused operations need compute capability 9.0 and cuLaunchKernelEx", ascendrt.ErrUnsupported)
 	}
-	m := &d.fused.linear
-	switch group {
-	case "HEAD=64":
-		m = &d.fused.heads64
-	case "HEAD=128":
-		m = &d.fused.heads128
+	options := []string{"--std=c++17"}
+	for _, g := range group {
+		options = append(options, "-D"+g)
 	}
-	return m.load(d, ascendrt.Program{Kind: "cuda-c", Name: "fused.cu", Data: []byte(fusedSource), Options: []string{"--std=c++17", "-D" + group}}, fn)
+	key := strings.Join(group, " ")
+	d.fused.mu.Lock()
+	if d.fused.groups == nil {
+		d.fused.groups = map[string]*kernels{}
+	}
+	m := d.fused.groups[key]
+	if m == nil {
+		m = &kernels{}
+		d.fused.groups[key] = m
+	}
+	d.fused.mu.Unlock()
+	return m.load(d, ascendrt.Program{Kind: "cuda-c", Name: "fused.cu", Data: []byte(fusedSource), Options: options}, fn)
 }
 
-// fewTokens is up to how many tokens OpLinear uses the kernels that read each
-// weight once for all of them; above, cuBLASLt.
-const fewTokens = 32
-
-// linearKernel is the kernel of a number of tokens and how many blocks it takes.
+// linearKernel is a kernel that reads each weight once for all tokens. Above the
+// last one's tokens cuBLASLt multiplies.
 type linearKernel struct {
-	k      *kernel
-	tokens int // of a block
-	blocks int // over the outputs
+	k       *kernel
+	tokens  int // most that it takes
+	blocks  int // in all
+	threads int // of a block
+	shared  int // bytes
+	stages  int // of the ring
 }
 
-// planLinear picks the width of a block so that the outputs spread over the
-// multiprocessors.
-func (d *device) planLinear(s *opState, l ascendrt.LinearAttr) error {
-	tiles, suffix := 1, "store"
-	switch {
-	case l.Epilogue == ascendrt.EpilogueSwiGLU:
-		suffix, tiles = "swiglu", 2
-		if l.Out/8 > 8*d.info.ComputeUnits {
-			tiles = 4
-		}
-	case l.Epilogue == ascendrt.EpilogueFloat:
-		suffix, tiles = "float", 4
-	case l.Epilogue == ascendrt.EpilogueAdd:
-		suffix = "add"
-	}
-	if tiles == 1 && l.Out/8 > 3*d.info.ComputeUnits {
-		tiles = 2
-	}
+// What a stage of OpLinear's ring holds.
+const (
+	stageK     = 512           // of K
+	stagePitch = stageK*2 + 64 // bytes of a row, so that rows lie in different banks
+	mostStages = 8
+	mostShared = 8 << 20 // weights above which cuBLASLt is faster for more than 16 tokens
+)
+
+// fewTokens are the kernels of an OpLinear by their most tokens; above, cuBLASLt
+// multiplies.
+func (d *device) fewTokens(l ascendrt.LinearAttr) ([]linearKernel, error) {
+	name := [...]string{"store", "add", "swiglu", "float"}[l.Epilogue]
 	if l.Norm {
-		suffix = "norm_" + suffix
+		name = "norm_" + name
 	}
-	per := 8 * tiles
-	if l.Epilogue == ascendrt.EpilogueSwiGLU {
-		per /= 2
+	switch {
+	case l.In%stageK != 0, l.Out%8 != 0, l.Norm && l.Epilogue == ascendrt.EpilogueAdd, !l.Norm && l.Epilogue >= ascendrt.EpilogueSwiGLU:
+		return nil, nil
 	}
-	var few []linearKernel
-	variant := l.Norm || l.Epilogue == ascendrt.EpilogueStore || l.Epilogue == ascendrt.EpilogueAdd
-	if variant && !(l.Norm && l.Epilogue == ascendrt.EpilogueAdd) && l.In%256 == 0 && l.Out%8 == 0 {
-		for _, tokens := range []int{8, 16, 32} {
-			k, err := d.fast("LINEAR", fmt.Sprintf("linear_%d_%s%d", tokens, suffix, tiles))
-			if err != nil {
-				return err
+	sms := d.info.ComputeUnits
+	var out []linearKernel
+	for _, tokens := range []int{8, 16, 32} {
+		// Few outputs are spread over all multiprocessors, many over tiles of 32.
+		tiles, cluster, resident := 4, 1, 2
+		switch {
+		case l.Epilogue == ascendrt.EpilogueSwiGLU && l.Out%24 == 0 && l.Out/24 <= sms:
+			tiles = 6
+		case l.Epilogue < ascendrt.EpilogueSwiGLU && 2*l.Out/8 <= 3*sms:
+			tiles = 1
+			if tokens == 32 && !l.Norm && l.In%(2*stageK) == 0 {
+				tiles, cluster = 2, 2 // x is read by fewer blocks
 			}
-			few = append(few, linearKernel{k, tokens, (l.Out + per - 1) / per})
 		}
+		if tokens == 32 && l.In*l.Out > mostShared && l.Epilogue != ascendrt.EpilogueFloat {
+			break
+		}
+		k, err := d.fast(fmt.Sprintf("linear_%d_%s%d", tokens, name, tiles), "LINEAR")
+		if err != nil {
+			return nil, err
+		}
+		per := 8 * tiles
+		if l.Epilogue == ascendrt.EpilogueSwiGLU {
+			per /= 2
+		}
+		all := (l.Out + per - 1) / per
+		blocks := all * cluster
+		stages := min(l.In/cluster/stageK, mostStages)
+		stage := 8 * tiles * stagePitch
+		if cluster == 1 {
+			rounds := (all + resident*sms - 1) / (resident * sms)
+			blocks = (all + rounds - 1) / rounds
+			if rounds > 1 {
+				stages = mostStages
+			}
+		}
+		stages = max(1, min(stages, 110<<10/stage))
+		shared := stages*stage + 4*8*tokens*(8*tiles+1)
+		if err := d.allowShared(k, shared+16<<10); err != nil { // and what it has beside
+			return nil, err
+		}
+		out = append(out, linearKernel{k, tokens, blocks, 288, shared, stages})
 	}
-	norm, err := d.fast("LINEAR", "norm_rows_fast")
+	return out, nil
+}
+
+func (d *device) planLinear(s *opState, l ascendrt.LinearAttr) error {
+	few, err := d.fewTokens(l)
 	if err != nil {
 		return err
 	}
-	gate, err := d.fast("LINEAR", "gate_rows_fast")
+	norm, err := d.fast("norm_rows_fast", "LINEAR")
 	if err != nil {
 		return err
 	}
-	rows, err := d.fast("LINEAR", "take_rows_fast")
+	gate, err := d.fast("gate_rows_fast", "LINEAR")
+	if err != nil {
+		return err
+	}
+	rows, err := d.fast("take_rows_fast", "LINEAR")
 	if err != nil {
 		return err
 	}
@@ -125,11 +176,11 @@ func (d *device) planLinear(s *opState, l ascendrt.LinearAttr) error {
 		if n == 0 {
 			return nil
 		}
-		if n <= fewTokens && w.Stride() == l.In && aligned(x, w, y) {
+		if w.Stride() == l.In && aligned(x, w, y) {
 			for _, f := range few {
 				if n <= f.tokens {
-					return t.overlap(f.k, [3]int{f.blocks, 1, 1}, 256, 0, at(x), stride(x), gain, at(w), pick, at(y), stride(y),
-						uint64(n), uint64(l.In), uint64(l.Out), eps)
+					return t.overlap(f.k, [3]int{f.blocks, 1, 1}, f.threads, f.shared, at(x), stride(x), gain, at(w), pick, at(y), stride(y),
+						uint64(n), uint64(l.In), uint64(l.Out), eps, uint64(f.stages))
 				}
 			}
 		}
@@ -184,7 +235,7 @@ func needAligned(x ...*ascendrt.Tensor) error {
 func upTo256(n int) int { return (n + 255) &^ 255 }
 
 func (d *device) planRotate(s *opState, r ascendrt.RotateAttr) error {
-	k, err := d.fast("LINEAR", "rotate_write_fast")
+	k, err := d.fast("rotate_write_fast", "LINEAR")
 	if err != nil {
 		return err
 	}
@@ -213,7 +264,7 @@ func (d *device) planRotate(s *opState, r ascendrt.RotateAttr) error {
 }
 
 func (d *device) planFeed(s *opState, f ascendrt.FeedAttr) error {
-	k, err := d.fast("LINEAR", "embed_fast")
+	k, err := d.fast("embed_fast", "LINEAR")
 	if err == nil && f.Hidden%8 != 0 {
 		err = invalid("plan feed_embedding", fmt.Sprintf("%d elements: multiples of 8 are computed", f.Hidden), ascendrt.ErrUnsupported)
 	}
@@ -231,7 +282,7 @@ func (d *device) planFeed(s *opState, f ascendrt.FeedAttr) error {
 }
 
 func (d *device) planPick(s *opState, p ascendrt.PickAttr) error {
-	k, err := d.fast("LINEAR", "pick_fast")
+	k, err := d.fast("pick_fast", "LINEAR")
 	s.emit = func(t *translator, _ ascendrt.View, a []ascendrt.Tensor) error {
 		return t.overlap(k, [3]int{8, a[0].Rows(), 1}, 1024, 0, at(&a[0]), stride(&a[0]), uint64(p.Dim), at(&a[3]), at(&a[1]), at(&a[2]))
 	}
@@ -239,7 +290,7 @@ func (d *device) planPick(s *opState, p ascendrt.PickAttr) error {
 }
 
 func (d *device) planNoise(s *opState, n ascendrt.NoiseAttr) error {
-	k, err := d.fast("LINEAR", "noise_fast")
+	k, err := d.fast("noise_fast", "LINEAR")
 	s.emit = func(t *translator, _ ascendrt.View, a []ascendrt.Tensor) error {
 		if a[0].Stride() != n.Dim {
 			return fmt.Errorf("y is not contiguous: %w", ascendrt.ErrInvalid)
@@ -253,13 +304,14 @@ func (d *device) planNoise(s *opState, n ascendrt.NoiseAttr) error {
 func (d *device) attends(typ ascendrt.DType, n ascendrt.AttentionAttr) bool {
 	group := n.Heads / n.KVHeads
 	return typ == ascendrt.BFloat16 && (n.HeadDim == 64 || n.HeadDim == 128) && n.Window == 0 &&
-		n.BlockSize&(n.BlockSize-1) == 0 && group <= 32 && 128%group == 0 && d.desc.cc >= 90
+		n.BlockSize&(n.BlockSize-1) == 0 && n.BlockSize >= 16 && group <= 32 && 128%group == 0 && d.desc.cc >= 90
 }
 
 // planFastAttention uses one kernel for short rows, as decodes are, and another
 // for long ones; both where the step may hold both.
 func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
-	group, head := n.Heads/n.KVHeads, fmt.Sprintf("HEAD=%d", n.HeadDim)
+	group := n.Heads / n.KVHeads
+	module := []string{fmt.Sprintf("HEAD=%d", n.HeadDim), fmt.Sprintf("GROUP=%d", group)}
 	queries := 1 // of 8 pairs of a token and a head each
 	long := n.MaxQuery == 0 || n.MaxQuery*group > 32
 	for pairs := max(group, n.MaxQuery*group); queries < 4 && 8*queries < pairs; {
@@ -267,10 +319,12 @@ func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
 	}
 	few := 8 * queries
 	clusters := []int{1, 2, 4, 8}
-	var short []*kernel
-	shared := 4 * (2*8*few + 8*few*n.HeadDim + 2*few)
+	var short, ring []*kernel
+	// Two tiles of 16 keys and values per warp, and what a cluster pushes.
+	ringed := 8*2*2*16*(2*n.HeadDim+40) + 4*(few*n.HeadDim+2*8*few)
+	shared := 4 * (3*8*few + 2*few + 9*few*n.HeadDim + 2*8*few)
 	for _, c := range clusters {
-		k, err := d.fast(head, fmt.Sprintf("attend_short_%d_%d", queries, c))
+		k, err := d.fast(fmt.Sprintf("attend_short_%d_%d", queries, c), module...)
 		if err == nil {
 			err = d.allowShared(k, shared)
 		}
@@ -278,13 +332,23 @@ func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
 			return err
 		}
 		short = append(short, k)
+		if queries > 1 {
+			continue
+		}
+		if k, err = d.fast(fmt.Sprintf("attend_ring_%d", c), module...); err == nil {
+			err = d.allowShared(k, ringed+1<<10)
+		}
+		if err != nil {
+			return err
+		}
+		ring = append(ring, k)
 	}
-	tall, err := d.fast(head, "attend_long")
+	tall, err := d.fast("attend_long", module...)
 	if err != nil {
 		return err
 	}
 	tallShared := 2 * n.HeadDim * (128 + 4*64)
-	if err := d.allowShared(tall, tallShared); err != nil {
+	if err := d.allowShared(tall, tallShared+64); err != nil { // and what it has beside
 		return err
 	}
 	shift := uint64(wordbits.TrailingZeros(uint(n.BlockSize)))
@@ -296,13 +360,17 @@ func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
 			return err
 		}
 		params := []uint64{at(q), stride(q), at(kc), stride(kc), at(vc), stride(vc), at(table), stride(table), at(&a[4]), at(&a[5])}
-		tail := []uint64{at(y), stride(y), uint64(group), uint64(n.KVHeads), shift, scale}
-		// As many blocks share a request's keys as fill the device twice.
+		tail := []uint64{at(y), stride(y), uint64(n.KVHeads), shift, scale}
+		// As many blocks share a request's keys as there are multiprocessors.
 		c := 0
-		for c < len(clusters)-1 && reqs*n.KVHeads*clusters[c] < 2*d.info.ComputeUnits && table.RowLen()*n.BlockSize > 64*clusters[c] {
+		for c < len(clusters)-1 && reqs*n.KVHeads*clusters[c+1] <= d.info.ComputeUnits && table.RowLen()*n.BlockSize > 64*clusters[c] {
 			c++
 		}
-		if err := t.overlap(short[c], [3]int{clusters[c], n.KVHeads, reqs}, 256, shared, append(params[:len(params):len(params)], tail...)...); err != nil || !long {
+		k, bytes := short[c], shared
+		if len(ring) > 0 && reqs*n.KVHeads*clusters[c] <= d.info.ComputeUnits {
+			k, bytes = ring[c], max(ringed, shared)
+		}
+		if err := t.overlap(k, [3]int{clusters[c], n.KVHeads, reqs}, 256, bytes, append(params[:len(params):len(params)], tail...)...); err != nil || !long {
 			return err
 		}
 		per := 128 / group

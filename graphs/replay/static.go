@@ -216,7 +216,7 @@ func (s *Static) fill(img *image, t ascendrt.Tensor, values []int32, n int, pad 
 
 // wholeCopy is the most bytes in front of the tables that are copied as one
 // block: more copies cost more than the bytes behind the used ones.
-const wholeCopy = 32 << 10
+const wholeCopy = 128 << 10
 
 // Upload appends the copies of the staged step to the device.
 func (g Staged) Upload(c *ascendrt.Commands) {

@@ -1,0 +1,404 @@
+//go:build cgo && linux
+
+package cuda
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+)
+
+// bench is a device with tensors whose contents the test knows.
+type bench struct {
+	t   *testing.T
+	d   ascendrt.Device
+	s   ascendrt.Stream
+	rng *rand.Rand
+}
+
+func fusedBench(t *testing.T) *bench {
+	t.Helper()
+	if emulated {
+		t.Skip("the emulation has no tensor cores")
+	}
+	d, s := open(t, ascendrt.OpenOptions{})
+	if d.(*device).desc.cc < 90 {
+		t.Skip("fused operations need compute capability 9.0")
+	}
+	return &bench{t, d, s, rand.New(rand.NewPCG(1, 2))}
+}
+
+func widen(h uint16) float64 { return float64(math.Float32frombits(uint32(h) << 16)) }
+
+func narrow(v float64) uint16 {
+	b := math.Float32bits(float32(v))
+	return uint16((b + 0x7fff + b>>16&1) >> 16)
+}
+
+// normal gives bf16 values of that standard deviation, rounded.
+func (b *bench) normal(n int, scale float64) []float64 {
+	out := make([]float64, n)
+	for i := range out {
+		out[i] = widen(narrow(b.rng.NormFloat64() * scale))
+	}
+	return out
+}
+
+func (b *bench) upload(raw []byte) ascendrt.Buffer {
+	buf, err := b.d.Alloc(max(len(raw), 16), ascendrt.PlaceDefault)
+	require.NoError(b.t, err)
+	b.t.Cleanup(func() { require.NoError(b.t, buf.FreeAfter(ascendrt.Point{})) })
+	require.NoError(b.t, ascendrt.Upload(b.t.Context(), b.d, b.s, buf.View(), raw))
+	return buf
+}
+
+func (b *bench) halves(x []float64, dims ...int) ascendrt.Tensor {
+	raw := make([]byte, 2*len(x))
+	for i, v := range x {
+		binary.LittleEndian.PutUint16(raw[2*i:], narrow(v))
+	}
+	return ascendrt.NewTensor(b.upload(raw).View(), ascendrt.BFloat16, dims...)
+}
+
+func (b *bench) floats(x []float32, dims ...int) ascendrt.Tensor {
+	raw := make([]byte, 4*len(x))
+	for i, v := range x {
+		binary.LittleEndian.PutUint32(raw[4*i:], math.Float32bits(v))
+	}
+	return ascendrt.NewTensor(b.upload(raw).View(), ascendrt.Float32, dims...)
+}
+
+func (b *bench) ints(x []int32, dims ...int) ascendrt.Tensor {
+	raw := make([]byte, 4*len(x))
+	for i, v := range x {
+		binary.LittleEndian.PutUint32(raw[4*i:], uint32(v))
+	}
+	if dims == nil {
+		dims = []int{len(x)}
+	}
+	return ascendrt.NewTensor(b.upload(raw).View(), ascendrt.Int32, dims...)
+}
+
+// poisoned is an output that holds NaN.
+func (b *bench) poisoned(typ ascendrt.DType, dims ...int) ascendrt.Tensor {
+	n := typ.Size()
+	for _, d := range dims {
+		n *= d
+	}
+	raw := make([]byte, n)
+	for i := range raw {
+		raw[i] = 0xff
+	}
+	return ascendrt.NewTensor(b.upload(raw).View(), typ, dims...)
+}
+
+func (b *bench) read(t ascendrt.Tensor) []float64 {
+	raw := make([]byte, t.Bytes())
+	require.NoError(b.t, ascendrt.Download(context.Background(), b.d, b.s, raw, t.View.Slice(0, t.Bytes())))
+	out := make([]float64, len(raw)/t.Type.Size())
+	for i := range out {
+		switch t.Type {
+		case ascendrt.BFloat16:
+			out[i] = widen(binary.LittleEndian.Uint16(raw[2*i:]))
+		case ascendrt.Float32:
+			out[i] = float64(math.Float32frombits(binary.LittleEndian.Uint32(raw[4*i:])))
+		default:
+			out[i] = float64(int32(binary.LittleEndian.Uint32(raw[4*i:])))
+		}
+	}
+	return out
+}
+
+func (b *bench) run(kind ascendrt.OpKind, rows int, attr any, args ...ascendrt.Tensor) {
+	b.t.Helper()
+	op, err := b.d.Plan(ascendrt.OpSpec{Kind: kind, Type: ascendrt.BFloat16, MaxRows: rows, Attr: attr})
+	require.NoError(b.t, err)
+	defer op.Close()
+	var ws ascendrt.View
+	if n := op.Workspace(); n > 0 {
+		buf, err := b.d.Alloc(n, ascendrt.PlaceDefault)
+		require.NoError(b.t, err)
+		defer buf.FreeAfter(ascendrt.Point{})
+		ws = buf.View()
+	}
+	submit(b.t, b.s, func(c *ascendrt.Commands) { c.Op(op, ws, args...) })
+}
+
+// apart is the relative distance of two vectors; NaN counts as infinite.
+func apart(got, want []float64) float64 {
+	var d, n float64
+	for i := range want {
+		e := got[i] - want[i]
+		if math.IsNaN(e) {
+			return math.Inf(1)
+		}
+		d += e * e
+		n += want[i] * want[i]
+	}
+	return math.Sqrt(d / max(n, 1e-30))
+}
+
+func silu(x float64) float64 { return x / (1 + math.Exp(-x)) }
+
+func TestFusedLinear(t *testing.T) {
+	b := fusedBench(t)
+	for _, size := range []struct{ k, m int }{{256, 512}, {1024, 1024}, {3072, 264}, {512, 5000}} {
+		for _, epi := range []ascendrt.Epilogue{ascendrt.EpilogueStore, ascendrt.EpilogueAdd, ascendrt.EpilogueSwiGLU, ascendrt.EpilogueFloat} {
+			norm := epi != ascendrt.EpilogueAdd
+			both := 1
+			if epi == ascendrt.EpilogueSwiGLU {
+				both = 2
+			}
+			w, gain := b.normal(both*size.m*size.k, 1/math.Sqrt(float64(size.k))), b.normal(size.k, 1)
+			tw, tg := b.halves(w, both*size.m, size.k), b.halves(gain, size.k)
+			for _, n := range []int{1, 3, 8, 9, 16, 31, 32, 33, 64, 65} {
+				x, y0 := b.normal(n*size.k, 2), b.normal(n*size.m, 1)
+				attr := ascendrt.LinearAttr{In: size.k, Out: size.m, Norm: norm, Eps: 1e-6, Epilogue: epi, Rows: epi == ascendrt.EpilogueFloat}
+				args := []ascendrt.Tensor{b.halves(x, n, size.k)}
+				if norm {
+					args = append(args, tg)
+				}
+				args = append(args, tw)
+				rows := make([]int32, n)
+				for i := range rows {
+					rows[i] = int32(n - 1 - i)
+				}
+				if attr.Rows {
+					rows[n/2] = -1
+					args = append(args, b.ints(rows))
+				} else {
+					for i := range rows {
+						rows[i] = int32(i)
+					}
+				}
+				var y ascendrt.Tensor
+				switch epi {
+				case ascendrt.EpilogueAdd:
+					y = b.halves(y0, n, size.m)
+				case ascendrt.EpilogueFloat:
+					y = b.poisoned(ascendrt.Float32, n, size.m)
+				default:
+					y = b.poisoned(ascendrt.BFloat16, n, size.m)
+				}
+				b.run(ascendrt.OpLinear, n, attr, append(args, y)...)
+				want := make([]float64, n*size.m)
+				for i, r := range rows {
+					if r < 0 {
+						continue
+					}
+					row := append([]float64(nil), x[int(r)*size.k:int(r+1)*size.k]...)
+					if norm {
+						var ss float64
+						for _, v := range row {
+							ss += v * v
+						}
+						f := 1 / math.Sqrt(ss/float64(size.k)+1e-6)
+						for j := range row {
+							row[j] *= f * gain[j]
+						}
+					}
+					dot := func(o int) float64 {
+						var s float64
+						for j, v := range w[o*size.k : (o+1)*size.k] {
+							s += v * row[j]
+						}
+						return s
+					}
+					for o := range size.m {
+						v := dot(o)
+						if both == 2 {
+							v = silu(v) * dot(size.m+o)
+						}
+						if epi == ascendrt.EpilogueAdd {
+							v += y0[i*size.m+o]
+						}
+						want[i*size.m+o] = v
+					}
+				}
+				require.Less(t, apart(b.read(y), want), 8e-3, "%d rows, %d to %d, %v", n, size.k, size.m, epi)
+			}
+		}
+	}
+}
+
+// heads is a paged cache with known keys and values.
+type heads struct{ hq, hk, d, bs, blocks int }
+
+func TestFusedRotateWrite(t *testing.T) {
+	b := fusedBench(t)
+	for _, h := range []heads{{16, 8, 128, 16, 9}, {32, 8, 64, 32, 5}, {4, 2, 32, 128, 3}} {
+		for _, norm := range []bool{true, false} {
+			const n = 7
+			width := (h.hq + 2*h.hk) * h.d
+			qkv, qg, kg := b.normal(n*width, 2), b.normal(h.d, 1), b.normal(h.d, 1)
+			pos, slots := make([]int32, n), make([]int32, n)
+			for i := range n {
+				pos[i], slots[i] = int32(i*37%100), int32((i*53)%(h.blocks*h.bs))
+			}
+			slots[3] = -1
+			table := ascendrt.RopeTable(100, h.d, 1e4)
+			kc, vc := b.poisoned(ascendrt.BFloat16, h.blocks, h.bs, h.hk, h.d), b.poisoned(ascendrt.BFloat16, h.blocks, h.bs, h.hk, h.d)
+			x := b.halves(qkv, n, width)
+			args := []ascendrt.Tensor{x}
+			if norm {
+				args = append(args, b.halves(qg, h.d), b.halves(kg, h.d))
+			}
+			b.run(ascendrt.OpRotateWrite, n, ascendrt.RotateAttr{Heads: h.hq, KVHeads: h.hk, HeadDim: h.d, BlockSize: h.bs, MaxPosition: 100, Norm: norm, Eps: 1e-6},
+				append(args, b.ints(pos), b.floats(table, 100, h.d), b.ints(slots), kc, vc)...)
+			q, k, v := b.read(x), b.read(kc), b.read(vc)
+			turn := func(in, gain []float64, p int32) []float64 {
+				out, f := make([]float64, h.d), 1.0
+				if norm {
+					var ss float64
+					for _, e := range in {
+						ss += e * e
+					}
+					f = 1 / math.Sqrt(ss/float64(h.d)+1e-6)
+				}
+				at := func(i int) float64 {
+					if norm {
+						return in[i] * f * gain[i]
+					}
+					return in[i]
+				}
+				for i := range h.d / 2 {
+					c, s := float64(table[int(p)*h.d+i]), float64(table[int(p)*h.d+h.d/2+i])
+					a, e := at(i), at(i+h.d/2)
+					out[i], out[i+h.d/2] = a*c-e*s, e*c+a*s
+				}
+				return out
+			}
+			written := 0
+			for i := range n {
+				for j := range h.hq {
+					o := i*width + j*h.d
+					require.Less(t, apart(q[o:o+h.d], turn(qkv[o:o+h.d], qg, pos[i])), 8e-3)
+				}
+				for j := range h.hk {
+					if slots[i] < 0 {
+						continue
+					}
+					written++
+					o, c := i*width+(h.hq+j)*h.d, (int(slots[i])*h.hk+j)*h.d
+					require.Less(t, apart(k[c:c+h.d], turn(qkv[o:o+h.d], kg, pos[i])), 8e-3)
+					o += h.hk * h.d
+					require.Equal(t, qkv[o:o+h.d], v[c:c+h.d])
+				}
+			}
+			nans := 0
+			for _, e := range k {
+				if math.IsNaN(e) {
+					nans++
+				}
+			}
+			require.Equal(t, len(k)-written*h.d, nans, "nothing else is written")
+		}
+	}
+}
+
+func TestFusedAttention(t *testing.T) {
+	b := fusedBench(t)
+	type row struct{ query, len int }
+	for _, x := range []struct {
+		heads
+		rows []row
+		max  int
+	}{
+		{heads{16, 8, 128, 16, 0}, []row{{1, 1}, {1, 17}, {1, 1000}, {0, 0}, {1, 333}}, 1},
+		{heads{16, 8, 128, 64, 0}, []row{{1, 2500}}, 1},
+		{heads{16, 8, 128, 64, 0}, []row{{1, 925}}, 1},
+		{heads{32, 8, 128, 128, 0}, []row{{4, 4}, {4, 130}, {3, 999}}, 4},
+		{heads{32, 8, 64, 16, 0}, []row{{8, 8}, {1, 40}, {8, 513}}, 8},
+		{heads{16, 8, 128, 16, 0}, []row{{1, 50}, {200, 200}, {0, 0}, {5, 700}, {65, 321}, {4, 4}, {1, 1}, {64, 64}}, 0},
+		{heads{32, 8, 128, 32, 0}, []row{{130, 513}, {1, 100}, {2, 64}, {3, 300}}, 0},
+		{heads{8, 1, 64, 16, 0}, []row{{97, 97}, {1, 33}, {40, 400}}, 0},
+		{heads{4, 4, 64, 16, 0}, []row{{300, 300}, {1, 9}}, 0},
+	} {
+		h, n, width := x.heads, 0, 0
+		starts, lens := []int32{0}, []int32{}
+		for _, r := range x.rows {
+			n += r.query
+			starts, lens = append(starts, int32(n)), append(lens, int32(r.len))
+			width = max(width, (r.len+h.bs-1)/h.bs)
+		}
+		h.blocks = 1 + width*len(x.rows)
+		perm := b.rng.Perm(h.blocks - 1)
+		table := make([]int32, width*len(x.rows))
+		for i := range table {
+			table[i] = int32(perm[i] + 1)
+		}
+		q := b.normal(n*h.hq*h.d, 1)
+		k, v := b.normal(h.blocks*h.bs*h.hk*h.d, 1), b.normal(h.blocks*h.bs*h.hk*h.d, 1)
+		y := b.poisoned(ascendrt.BFloat16, n, h.hq*h.d)
+		b.run(ascendrt.OpAttention, n, ascendrt.AttentionAttr{Heads: h.hq, KVHeads: h.hk, HeadDim: h.d, BlockSize: h.bs, Order: ascendrt.SumFree, MaxQuery: x.max},
+			b.halves(q, n, h.hq*h.d), b.halves(k, h.blocks, h.bs, h.hk, h.d), b.halves(v, h.blocks, h.bs, h.hk, h.d),
+			b.ints(table, len(x.rows), width), b.ints(starts), b.ints(lens), y)
+		got := b.read(y)
+		for r, spec := range x.rows {
+			for i := range spec.query {
+				at := int(starts[r]) + i
+				seen := spec.len - spec.query + i + 1
+				for hq := range h.hq {
+					qv, hk := q[(at*h.hq+hq)*h.d:][:h.d], hq/(h.hq/h.hk)
+					place := func(p int) int { return ((int(table[r*width+p/h.bs])*h.bs+p%h.bs)*h.hk + hk) * h.d }
+					score, top := make([]float64, seen), math.Inf(-1)
+					for p := range score {
+						for j, e := range k[place(p):][:h.d] {
+							score[p] += e * qv[j]
+						}
+						score[p] /= math.Sqrt(float64(h.d))
+						top = max(top, score[p])
+					}
+					want, total := make([]float64, h.d), 0.0
+					for p := range score {
+						e := math.Exp(score[p] - top)
+						total += e
+						for j, w := range v[place(p):][:h.d] {
+							want[j] += e * w
+						}
+					}
+					for j := range want {
+						want[j] /= total
+					}
+					require.Less(t, apart(got[(at*h.hq+hq)*h.d:][:h.d], want), 1.5e-2, "%+v: request %d token %d head %d", x, r, i, hq)
+				}
+			}
+		}
+	}
+}
+
+func TestFusedPickAndEmbedding(t *testing.T) {
+	b := fusedBench(t)
+	const rows, vocab = 5, 20011
+	x := make([]float32, rows*vocab)
+	for i := range x {
+		x[i] = float32(b.rng.NormFloat64())
+	}
+	want := []float64{7, 20010, 0, -1, 9999}
+	x[7], x[8] = 50, 50
+	x[vocab+20010] = 60
+	x[2*vocab] = 70
+	x[3*vocab+5] = float32(math.NaN())
+	x[4*vocab+9999] = 80
+	cells, y := b.ints([]int32{-5, -5, -5, -5}), b.poisoned(ascendrt.Int32, rows)
+	b.run(ascendrt.OpPick, rows, ascendrt.PickAttr{Dim: vocab}, b.floats(x, rows, vocab), b.ints([]int32{2, 0, 0, 3, 1}), cells, y)
+	require.Equal(t, want, b.read(y))
+	require.Equal(t, []float64{-5, 9999, 7, 0}, b.read(cells))
+
+	table := b.normal(100*64, 1)
+	e := b.poisoned(ascendrt.BFloat16, 4, 64)
+	b.run(ascendrt.OpFeedEmbedding, 4, ascendrt.FeedAttr{Vocab: 100, Hidden: 64},
+		b.ints([]int32{3, 4, 99, -1}), b.ints([]int32{0, 2, 0, 0}), b.ints([]int32{0, 1, 42}), b.halves(table, 100, 64), e)
+	got := b.read(e)
+	for i, id := range []int{3, 42, 99} {
+		require.Equal(t, table[id*64:id*64+64], got[i*64:i*64+64], fmt.Sprint(id))
+	}
+	require.Equal(t, make([]float64, 64), got[3*64:])
+}
