@@ -1,0 +1,300 @@
+// Command steptime measures the executor on a device: the time of a decode step
+// per batch and kind of graph, the host's part of it, and prefill. It makes the
+// model's weights by a generator, so it needs no checkpoint.
+//
+//	go run ./internal/engine/steptime --device cuda --model qwen3-0.6b
+//
+// Output is CSV, one line per figure, after comment lines with the machine.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/cuda"
+	"github.com/sluice-serving/sluice/ascendrt/host"
+	"github.com/sluice-serving/sluice/graphs"
+	"github.com/sluice-serving/sluice/internal/engine/executor"
+	"github.com/sluice-serving/sluice/internal/engine/model"
+	"github.com/sluice-serving/sluice/kvcache"
+	"github.com/sluice-serving/sluice/scheduler"
+)
+
+type options struct {
+	device, models, batches, prefills, modes string
+	context, steps, block, repeat            int
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.device, "device", "cuda", "cuda or host")
+	flag.StringVar(&o.models, "model", "qwen3-0.6b", "shapes, separated by commas")
+	flag.StringVar(&o.batches, "batch", "1,8,32,128", "sequences of a decode step")
+	flag.StringVar(&o.prefills, "prefill", "1024,4096,12288", "tokens of a prompt; empty for none")
+	flag.StringVar(&o.modes, "modes", "FULL,PIECEWISE,NONE", "kinds of graphs")
+	flag.IntVar(&o.context, "context", 1024, "tokens in the cache of each sequence at the first decode step")
+	flag.IntVar(&o.steps, "steps", 200, "decode steps of one run")
+	flag.IntVar(&o.block, "block-size", 64, "tokens per KV block")
+	flag.IntVar(&o.repeat, "repeat", 3, "runs, of which the median counts")
+	flag.Parse()
+	if err := run(context.Background(), o); err != nil {
+		fmt.Fprintln(os.Stderr, "steptime:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options) error {
+	batches, err := numbers(o.batches)
+	if err != nil {
+		return err
+	}
+	prefills, err := numbers(o.prefills)
+	if err != nil {
+		return err
+	}
+	var backend ascendrt.Backend = cuda.Backend{}
+	if o.device == "host" {
+		backend = host.Backend{}
+	}
+	dev, err := backend.Open(0, ascendrt.OpenOptions{})
+	if err != nil {
+		return err
+	}
+	defer dev.Close(ctx)
+	fmt.Printf("# %s, %s, block size %d, context %d, %d steps, median of %d\n", dev.Info().Name, time.Now().UTC().Format("2006-01-02"), o.block, o.context, o.steps, o.repeat)
+	fmt.Println("model,what,size,graphs,value,unit")
+	for _, name := range strings.Split(o.models, ",") {
+		shape, err := model.Shape(name)
+		if err != nil {
+			return err
+		}
+		for _, mode := range strings.Split(o.modes, ",") {
+			if err := decode(ctx, dev, o, shape, mode, batches); err != nil {
+				return fmt.Errorf("%s, %s: %w", name, mode, err)
+			}
+		}
+		for _, n := range prefills {
+			if err := prefill(ctx, dev, o, shape, n); err != nil {
+				return fmt.Errorf("%s, prefill of %d: %w", name, n, err)
+			}
+		}
+	}
+	return nil
+}
+
+func numbers(s string) ([]int, error) {
+	var out []int
+	for _, f := range strings.FieldsFunc(s, func(r rune) bool { return r == ',' }) {
+		n, err := strconv.Atoi(f)
+		if err != nil || n < 1 {
+			return nil, fmt.Errorf("%q is no positive number", f)
+		}
+		out = append(out, n)
+	}
+	return out, nil
+}
+
+// rig is an executor with a scheduler in front of it.
+type rig struct {
+	exec   *executor.Executor
+	sched  *scheduler.Scheduler
+	rng    *rand.Rand
+	vocab  int
+	flight []inFlight
+	tokens []scheduler.Token
+	host   time.Duration // spent in Plan, Submit and Apply
+}
+
+type inFlight struct {
+	plan *scheduler.Plan
+	step executor.Step
+}
+
+const stepsInFlight = 2
+
+func newRig(ctx context.Context, dev ascendrt.Device, o options, shape model.Config, mode graphs.ModeConfig, sizes []int, seqs, tokens, length int) (*rig, error) {
+	blocks := seqs*((length+o.block-1)/o.block+1) + 1
+	g := graphs.Config{Mode: mode, MaxNumSeqs: seqs, MaxNumBatchedTokens: tokens}
+	g.Ladder.Sizes = sizes
+	typ := ascendrt.BFloat16
+	if o.device == "host" {
+		typ = ascendrt.Float32
+	}
+	c := executor.Config{
+		Model: shape, Type: typ, Blocks: blocks, BlockSize: o.block, MaxSeqs: seqs, MaxTokens: tokens,
+		MaxLen: length, InFlight: stepsInFlight, Graphs: g,
+	}
+	exec, err := executor.New(ctx, dev, c, model.Random{Config: shape, Seed: 1})
+	if err != nil {
+		return nil, err
+	}
+	cache, err := kvcache.New(kvcache.Config{Blocks: blocks, BlockSize: o.block, Caching: kvcache.CachingOff, MaxInFlight: tokens * stepsInFlight})
+	if err != nil {
+		return nil, err
+	}
+	sched, err := scheduler.New(scheduler.Config{
+		MaxNumSeqs: seqs, MaxBatchedTokens: tokens, MaxModelLen: length, InFlight: stepsInFlight, Scheduling: scheduler.Async,
+	}, cache, scheduler.WithGraphs(exec.Dispatcher()))
+	if err != nil {
+		return nil, err
+	}
+	return &rig{exec: exec, sched: sched, rng: rand.New(rand.NewPCG(1, 2)), vocab: shape.Vocab}, nil
+}
+
+func (r *rig) add(prompt, output int, id string) error {
+	p := make([]scheduler.Token, prompt)
+	for i := range p {
+		p[i] = scheduler.Token(r.rng.IntN(r.vocab))
+	}
+	_, err := r.sched.Add(scheduler.Request{ID: id, Prompt: p, MaxTokens: output})
+	return err
+}
+
+// step plans one step if there is room, and settles the oldest otherwise. It
+// reports the plan that it settled.
+func (r *rig) step(ctx context.Context) (settled int, key graphs.Mode, err error) {
+	for len(r.flight) < stepsInFlight && r.sched.HasWork() {
+		t0 := time.Now()
+		p := r.sched.Plan(0)
+		if p == nil {
+			break
+		}
+		s, err := r.exec.Submit(ctx, p)
+		if err != nil {
+			return 0, 0, err
+		}
+		r.host += time.Since(t0)
+		r.flight = append(r.flight, inFlight{p, s})
+		if p.Rows() == 0 {
+			break
+		}
+	}
+	if len(r.flight) == 0 {
+		return 0, 0, nil
+	}
+	f := r.flight[0]
+	r.flight = append(r.flight[:0], r.flight[1:]...)
+	if r.tokens, err = f.step.Wait(ctx, r.tokens[:0]); err != nil {
+		return 0, 0, err
+	}
+	settled, key = f.plan.Rows(), f.plan.Graph.Mode
+	t0 := time.Now()
+	_, err = r.sched.Apply(f.plan, scheduler.Result{Tokens: r.tokens})
+	r.host += time.Since(t0)
+	return settled, key, err
+}
+
+func (r *rig) drain(ctx context.Context) error {
+	for r.sched.HasWork() || len(r.flight) > 0 {
+		if _, _, err := r.step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// decode measures steps in which every sequence has one token.
+func decode(ctx context.Context, dev ascendrt.Device, o options, shape model.Config, name string, batches []int) error {
+	modes := map[string]graphs.ModeConfig{"FULL": graphs.ModeFullDecodeOnly, "PIECEWISE": graphs.ModePiecewise, "NONE": graphs.ModeNone}
+	mode, ok := modes[name]
+	if !ok {
+		return fmt.Errorf("unknown kind of graphs %q", name)
+	}
+	most := slices.Max(batches)
+	length := o.context + o.steps + 64
+	t0 := time.Now()
+	r, err := newRig(ctx, dev, o, shape, mode, batches, most, max(2048, most), length)
+	if err != nil {
+		return err
+	}
+	defer r.exec.Close()
+	fmt.Printf("%s,start,%d,%s,%.2f,s\n", shape.Name, r.exec.Graphs(), name, time.Since(t0).Seconds())
+	for _, n := range batches {
+		var ms, host []float64
+		seen := graphs.Mode(0)
+		for run := range o.repeat {
+			for i := range n {
+				if err := r.add(o.context-o.steps/2, o.steps+8, fmt.Sprintf("%d-%d-%d", n, run, i)); err != nil {
+					return err
+				}
+			}
+			// Prompts first: the clock runs over steps that settle n decodes.
+			var begun time.Time
+			count := 0
+			warm := 8
+			for r.sched.HasWork() || len(r.flight) > 0 {
+				rows, key, err := r.step(ctx)
+				if err != nil {
+					return err
+				}
+				if rows != n || len(r.flight) == 0 || r.flight[0].plan.Rows() != n || r.flight[0].plan.Graph.Tokens != int32(n) {
+					if count > o.steps/4 {
+						break
+					}
+					count, warm = 0, 8
+					continue
+				}
+				if warm > 0 {
+					if warm--; warm == 0 {
+						begun, r.host, count = time.Now(), 0, 0
+					}
+					continue
+				}
+				count++
+				seen = key
+				if count == o.steps-40 {
+					break
+				}
+			}
+			total := time.Since(begun)
+			if count == 0 {
+				return fmt.Errorf("batch %d: no steady steps", n)
+			}
+			ms = append(ms, total.Seconds()*1e3/float64(count))
+			host = append(host, r.host.Seconds()*1e6/float64(count))
+			if err := r.drain(ctx); err != nil {
+				return err
+			}
+		}
+		fmt.Printf("%s,decode,%d,%s,%.4f,ms\n", shape.Name, n, seen, median(ms))
+		fmt.Printf("%s,host,%d,%s,%.2f,us\n", shape.Name, n, seen, median(host))
+	}
+	return nil
+}
+
+// prefill measures one prompt in one step, without graphs.
+func prefill(ctx context.Context, dev ascendrt.Device, o options, shape model.Config, n int) error {
+	r, err := newRig(ctx, dev, o, shape, graphs.ModeNone, nil, 1, n, n+16)
+	if err != nil {
+		return err
+	}
+	defer r.exec.Close()
+	var rate []float64
+	for run := range o.repeat + 1 {
+		if err := r.add(n, 1, strconv.Itoa(run)); err != nil {
+			return err
+		}
+		t0 := time.Now()
+		if err := r.drain(ctx); err != nil {
+			return err
+		}
+		if run > 0 {
+			rate = append(rate, float64(n)/time.Since(t0).Seconds()/1e3)
+		}
+	}
+	fmt.Printf("%s,prefill,%d,NONE,%.2f,ktok/s\n", shape.Name, n, median(rate))
+	return nil
+}
+
+func median(x []float64) float64 {
+	slices.Sort(x)
+	return x[len(x)/2]
+}
