@@ -212,15 +212,15 @@ func undrafted(s8, d8, ph8, c8, p8 ints, facts *[block]uint8) (odd int32) {
 // the decode width follows from them: with one new token it has it if all drafts are there, and
 // else nobody asks.
 const (
-	anyImpossible = 1 << iota
-	anyRejectOnly
-	anyAllDrafts
-	anyNoDrafts
-	anyPrompt // n > 0 and c + n <= P; meaningful while prefilling, as the next
-	anyMore   // P - c > 1
+	anyPrompt = 1 << iota // n > 0 and c + n <= P; meaningful while prefilling, as the next
+	anyMore               // P - c > 1
 	anyOneNew
 	anyNoContext
 	anyPrefilling
+	anyImpossible
+	anyRejectOnly
+	anyAllDrafts
+	anyNoDrafts
 
 	numAny = 1 << iota
 )
@@ -244,35 +244,41 @@ func anyFacts(i int) (facts int) {
 	return facts
 }
 
-// drafted notes the facts of a block of rows of any kind, possible or not. It
-// has no branch, since what such rows are has no pattern.
-func drafted(s8, d8, ph8, c8, p8 []int32, k int32, facts *[block]uint16) {
+// drafted judges a block of rows of any kind, possible or not. It has no branch,
+// since what such rows are has no pattern. sum is their verdicts and, above them,
+// tails of one token and padded ones; set is the verdicts' bits.
+func (x *classifier) drafted(s8, d8, ph8, c8, p8 []int32, out *[block]RowVerdict) (sum, set uint32) {
 	s8, d8, ph8, c8, p8 = s8[:block], d8[:block], ph8[:block], c8[:block], p8[:block]
-	out := facts[:]
-	// Three loops, each with few values at a time.
-	for i := range out {
-		s, d := s8[i], d8[i]
-		bad := s | (s - 1) | d | (s - d) | c8[i] | p8[i]
-		out[i] = uint16(sign(bad|ph8[i]|(d-ph8[i])) * anyImpossible)
-	}
-	for i := range out {
-		d := d8[i]
+	var (
+		facts [block]uint32
+		all   uint64
+		k     = x.k
+	)
+	// Two loops, each with few values at a time.
+	for i := range facts {
+		s, d, ph := s8[i], d8[i], ph8[i]
+		real := d - ph
+		bad := s | (s - 1) | (s - d) | d | ph | real | c8[i] | p8[i]
 		f := sign(d - 1)
 		f = f*2 + sign((d^k)-1)
-		f = f*2 + sign(d-ph8[i]-1)
-		out[i] |= uint16(f * anyRejectOnly)
+		f = f*2 + sign(real-1)
+		facts[i] = f*2 + sign(bad)
 	}
-	for i := range out {
+	for i, f := range facts {
 		c := c8[i]
 		past := c - p8[i]
-		f := sign(past)
-		f = f*2 + sign(c-1)
 		n := s8[i] - d8[i]
+		f = f*2 + sign(past)
+		f = f*2 + sign(c-1)
 		f = f*2 + sign((n^1)-1)
 		f = f*2 + sign(past+1)
 		f = f*2 + sign((past+n-1)&-n)
-		out[i] |= uint16(f * anyPrompt)
+		e := x.any[f%numAny]
+		out[i] = RowVerdict(e)
+		all |= e
+		sum += uint32(e)
 	}
+	return sum, uint32(all >> 32)
 }
 
 // Sets of verdicts, one bit each.
@@ -332,7 +338,6 @@ func (d *Dispatcher) Classify(rows Rows, step Step, verdicts []RowVerdict) Batch
 		seen        uint32
 		mixed       int32
 		facts       [block]uint8
-		all         [block]uint16
 		uncommon    = x.irregular
 		withDrafts  bool // the block before had drafts or impossible numbers
 
@@ -377,22 +382,11 @@ func (d *Dispatcher) Classify(rows Rows, step Step, verdicts []RowVerdict) Batch
 			seen |= uint32(set >> 32)
 			uncommon = set>>32&^(1<<Decode|1<<TailOneToken) != 0
 		case !x.irregular:
-			drafted(ss[i:], ds[i:], phs[i:], cs[i:], ps[i:], x.k, &all)
-			var (
-				set uint64
-				sum uint32 // verdicts and, above them, tails of one token and padded ones
-				to  = (*[block]RowVerdict)(out[i:])
-			)
-			for j, f := range all {
-				e := x.any[f%numAny]
-				to[j] = RowVerdict(e)
-				set |= e
-				sum += uint32(e)
-			}
+			sum, set := x.drafted(ss[i:], ds[i:], phs[i:], cs[i:], ps[i:], (*[block]RowVerdict)(out[i:]))
 			plainTails += int32(sum >> 16 & 0xff)
 			paddedTails += int32(sum >> 24)
-			seen |= uint32(set >> 32)
-			uncommon = set>>32&^(1<<Decode|1<<x.tail) != 0
+			seen |= set
+			uncommon = set&^(1<<Decode|1<<x.tail) != 0
 			withDrafts = uncommon
 		default:
 			set := uint32(0)
