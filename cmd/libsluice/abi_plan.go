@@ -246,7 +246,6 @@ func sluiceGoApply(h C.sluice_handle, seq C.uint64_t, c *C.sluice_result_t, out 
 	if err != nil {
 		return o.fail(err)
 	}
-	k.applied = uint64(seq)
 	x := &k.out
 	x.flight = append(x.flight[:0], x.flight[1:]...)
 	e.plan = nil

@@ -20,9 +20,7 @@ type core struct {
 	graphs *dispatcher // nil without graphs
 	rec    *recording  // nil without a recording
 
-	now     scheduler.Time
-	planned uint64
-	applied uint64
+	planned uint64 // number of the last plan
 
 	out exported // what C reads
 }

@@ -56,6 +56,8 @@ func library(t *testing.T) string {
 	}
 	dir, err := buildLibrary()
 	require.NoError(t, err)
+	_, err = os.Stat(filepath.Join(dir, "lib", "libsluice.so")) // and go test learns what its results depend on
+	require.NoError(t, err)
 	return dir
 }
 
