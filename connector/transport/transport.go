@@ -195,6 +195,17 @@ var (
 	ErrRegion = errors.New("no such region or range")
 )
 
+// UnavailableError reports a transport that this binary or machine lacks, and
+// what to change.
+type UnavailableError struct {
+	Transport string
+	Reason    string
+}
+
+func (e *UnavailableError) Error() string {
+	return fmt.Sprintf("transport %s is not available: %s", e.Transport, e.Reason)
+}
+
 // TransferError reports which segments of a Read or Write may be incomplete.
 type TransferError struct {
 	Failed []int // indexes into the call's segments, ascending

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-serving/sluice/connector/transport"
 	"github.com/sluice-serving/sluice/connector/transport/faulty"
 	"github.com/sluice-serving/sluice/connector/transport/tcp"
+	"github.com/sluice-serving/sluice/connector/transport/ucx"
 )
 
 // links are the connectors of a rank by kind; nil where there is none.
@@ -160,28 +161,22 @@ func (r *rank) pdWorker(t *KVTransfer) (pd.WorkerConfig, error) {
 	return c, nil
 }
 
-// TransportError reports a transport that this binary or this machine cannot use.
-type TransportError struct {
-	Name string
-	Err  error
-}
-
-func (e *TransportError) Error() string { return fmt.Sprintf("transport %s: %v", e.Name, e.Err) }
-
-func (e *TransportError) Unwrap() error { return e.Err }
-
 // transport makes the transport that the configuration names.
 func (r *rank) transport(t *KVTransfer, c *pd.WorkerConfig, n transport.Notified) (transport.Transport, error) {
-	listen := net.JoinHostPort(r.cfg.KVTransfer.IP, "0")
+	cfg := tcp.Config{
+		Listen: net.JoinHostPort(r.cfg.KVTransfer.IP, "0"), ServerTLS: c.ServerTLS, ClientTLS: c.ClientTLS, Notified: n, Log: r.log,
+	}
 	switch name := t.Extra.Transport; name {
 	case "", TransportTCP:
-		made, err := tcp.New(tcp.Config{Listen: listen, ServerTLS: c.ServerTLS, ClientTLS: c.ClientTLS, Notified: n, Log: r.log})
+		made, err := tcp.New(cfg)
 		if err != nil {
 			return nil, err
 		}
 		return made, nil
+	case TransportUCX:
+		return ucx.New(cfg)
 	default:
-		return nil, &TransportError{name, errors.New("this binary has no such transport")}
+		return nil, &transport.UnavailableError{Transport: name, Reason: "this project does not implement it yet; use tcp or ucx"}
 	}
 }
 

@@ -233,8 +233,7 @@ func (s *slot) connect() error {
 func (p *peer) dial(ctx context.Context) (*wire, hello, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.t.cfg.DialTimeout)
 	defer cancel()
-	var d net.Dialer
-	c, err := d.DialContext(ctx, "tcp", p.addr)
+	c, err := p.t.cfg.Network.Dial(ctx, p.addr)
 	if err != nil {
 		return nil, hello{}, fmt.Errorf("%w: %w", transport.ErrUnreachable, err)
 	}

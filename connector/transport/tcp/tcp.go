@@ -51,7 +51,34 @@ type Config struct {
 	Notified     transport.Notified      // nil: notifications are refused
 	WrapConn     func(net.Conn) net.Conn // fault injection below TLS; nil: none
 	Log          *slog.Logger            // nil: silent
+	Network      Network                 // what carries the streams; nil: TCP itself
 }
+
+// Network makes the streams that carry the frames. The transport closes it.
+type Network interface {
+	// Name is the transport's kind; two ends must agree on it.
+	Name() string
+	// Listen is called once.
+	Listen(address string) (net.Listener, error)
+	// Dial may be called from any goroutine.
+	Dial(ctx context.Context, address string) (net.Conn, error)
+	// Close is called when all streams and the listener are closed.
+	Close() error
+}
+
+// plain is TCP itself.
+type plain struct{}
+
+func (plain) Name() string { return "tcp" }
+
+func (plain) Listen(address string) (net.Listener, error) { return net.Listen("tcp", address) }
+
+func (plain) Dial(ctx context.Context, address string) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, "tcp", address)
+}
+
+func (plain) Close() error { return nil }
 
 // Validate reports every value that cannot work.
 func (c Config) Validate() error {
@@ -98,6 +125,9 @@ func (c Config) withDefaults() Config {
 		c.Retries = 2
 	}
 	c.Retries = max(c.Retries, 0)
+	if c.Network == nil {
+		c.Network = plain{}
+	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -139,9 +169,9 @@ func New(cfg Config) (*Transport, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	ln, err := net.Listen("tcp", cfg.Listen)
+	ln, err := cfg.Network.Listen(cfg.Listen)
 	if err != nil {
-		return nil, fmt.Errorf("tcp transport: %w", err)
+		return nil, errors.Join(fmt.Errorf("%s transport: %w", cfg.Network.Name(), err), cfg.Network.Close())
 	}
 	t := &Transport{cfg: cfg, ln: ln, addr: cfg.Advertise, accepted: map[net.Conn]struct{}{}, peers: map[*peer]struct{}{}}
 	if t.addr == "" {
@@ -153,8 +183,8 @@ func New(cfg Config) (*Transport, error) {
 	return t, nil
 }
 
-// Name is "tcp".
-func (t *Transport) Name() string { return "tcp" }
+// Name is that of the network, "tcp" for TCP itself.
+func (t *Transport) Name() string { return t.cfg.Network.Name() }
 
 // Instance is this transport's random identity.
 func (t *Transport) Instance() transport.Instance { return t.instance }
@@ -215,7 +245,7 @@ func (t *Transport) Close() error {
 		p.Close()
 	}
 	t.wg.Wait()
-	return err
+	return errors.Join(err, t.cfg.Network.Close())
 }
 
 func (t *Transport) hello() hello {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluice-serving/sluice/connector/transport"
 	"github.com/sluice-serving/sluice/connector/transport/conformance"
 	"github.com/sluice-serving/sluice/internal/engine"
 	"github.com/sluice-serving/sluice/internal/openai"
@@ -170,6 +171,32 @@ func TestIdentityUnderTransportFaults(t *testing.T) {
 	x := startPair(t, prefiller(), d)
 	w.both(t, func(k turn, more m) identity.Answer { return x.remote(k.messages, more).Choices[0].TokenIDs })
 	require.Positive(t, x.d.metric("sluice_kv_transfer_failures_total", "direction", "received"))
+	x.nothingHeld()
+}
+
+// A transport that this binary lacks is an error at the start that says what to
+// do; ucx, where it was built in, gives the same answers.
+func TestIdentityOfTransports(t *testing.T) {
+	w := reference(t)
+	p, d := prefiller(), decoder()
+	p.KVTransfer.Extra.Transport, d.KVTransfer.Extra.Transport = engine.TransportMooncake, engine.TransportMooncake
+	_, err := engine.New(t.Context(), d, engine.Options{})
+	var absent *transport.UnavailableError
+	require.ErrorAs(t, err, &absent)
+	require.Equal(t, "mooncake", absent.Transport)
+
+	p.KVTransfer.Extra.Transport, d.KVTransfer.Extra.Transport = engine.TransportUCX, engine.TransportUCX
+	if e, err := engine.New(t.Context(), engine.Config{KVTransfer: d.KVTransfer, Eager: true, MaxSeqs: 4, DeviceWorkers: 1}, engine.Options{}); err != nil {
+		require.ErrorAs(t, err, &absent)
+		require.Contains(t, err.Error(), "-tags ucx")
+		return
+	} else {
+		require.NoError(t, e.Close())
+	}
+	x := startPair(t, p, d)
+	w.both(t, func(k turn, more m) identity.Answer { return x.remote(k.messages, more).Choices[0].TokenIDs })
+	require.Positive(t, x.d.metric("sluice_kv_transfer_blocks_total", "direction", "received"))
+	require.Zero(t, x.d.metric("sluice_kv_transfer_failures_total", "direction", "received"))
 	x.nothingHeld()
 }
 
