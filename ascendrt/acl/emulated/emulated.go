@@ -58,6 +58,14 @@ func Build(o Options) (string, error) {
 	if err := os.MkdirAll(filepath.Dir(final), 0o755); err != nil {
 		return "", err
 	}
+	unlock, err := lock(final + ".lock")
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	if _, err := os.Stat(final); err == nil { // built while we waited
+		return final, nil
+	}
 	tmp, err := os.MkdirTemp(filepath.Dir(final), "building-")
 	if err != nil {
 		return "", err
