@@ -106,6 +106,9 @@ type Config struct {
 	// ScrapeEvery is how often the load gauges of instances are read; 0 means
 	// 1 s, negative never.
 	ScrapeEvery time.Duration
+	// ResolveEvery is how often the names of instances are looked up again; 0
+	// means 30 s.
+	ResolveEvery time.Duration
 	// InstancesFile is watched for the set of instances, beside those of the
 	// configuration at the start; empty means none.
 	InstancesFile string
@@ -180,6 +183,7 @@ func (c Config) withDefaults() Config {
 	}
 	c.Breaker = c.Breaker.WithDefaults()
 	def(&c.SessionTTL, time.Hour)
+	def(&c.ResolveEvery, 30*time.Second)
 	def(&c.StoreTimeout, 250*time.Millisecond)
 	def(&c.QueueTimeout, 30*time.Second)
 	def(&c.ScrapeEvery, time.Second)

@@ -37,6 +37,7 @@ type File struct {
 	InstancesFile string   `yaml:"instances_file,omitempty"` // watched
 	Membership    string   `yaml:"membership,omitempty"`     // URL of a set of instances that is followed
 	Join          FileJoin `yaml:"join,omitempty"`
+	ResolveEvery  Duration `yaml:"resolve_every,omitempty"`
 	ScrapeEvery   Duration `yaml:"scrape_every,omitempty"` // negative switches the load scrape off
 	TraceFile     string   `yaml:"trace_file,omitempty"`
 	RouteHeader   bool     `yaml:"route_header,omitempty"`
@@ -249,7 +250,7 @@ func (f File) Config() (Config, error) {
 		ConnectTimeout: time.Duration(f.Timeouts.Connect), PrefillTimeout: time.Duration(f.Timeouts.Prefill), FirstTimeout: time.Duration(f.Timeouts.First),
 		IdleTimeout: time.Duration(f.Timeouts.Idle), ClientTimeout: time.Duration(f.Timeouts.Client), BodyTimeout: time.Duration(f.Timeouts.Body),
 		Breaker:       route.BreakerConfig{Failures: f.Breaker.Failures, Cooldown: time.Duration(f.Breaker.Cooldown), MaxCooldown: time.Duration(f.Breaker.MaxCooldown)},
-		InstancesFile: f.InstancesFile, ScrapeEvery: time.Duration(f.ScrapeEvery), JoinTries: f.Join.Tries, JoinInterval: time.Duration(f.Join.Interval),
+		InstancesFile: f.InstancesFile, ScrapeEvery: time.Duration(f.ScrapeEvery), ResolveEvery: time.Duration(f.ResolveEvery), JoinTries: f.Join.Tries, JoinInterval: time.Duration(f.Join.Interval),
 		TraceFile: f.TraceFile, RouteHeader: f.RouteHeader, AccessLog: f.AccessLog, PassAuthorization: f.Keys.Pass,
 	}
 	for _, name := range f.Sessions.Sources {
@@ -397,7 +398,7 @@ func Effective(c Config, listen string) ([]byte, error) {
 		Limits:        FileLimits{c.MaxBody, c.MaxAnswer, c.MaxHeader, c.MaxConnections, c.TenantConcurrency, c.TenantQueue, Duration(c.QueueTimeout)},
 		Timeouts:      FileTimeouts{Duration(c.ConnectTimeout), Duration(c.PrefillTimeout), Duration(c.FirstTimeout), Duration(c.IdleTimeout), Duration(c.ClientTimeout), Duration(c.BodyTimeout)},
 		Breaker:       FileBreaker{c.Breaker.Failures, Duration(c.Breaker.Cooldown), Duration(c.Breaker.MaxCooldown)},
-		InstancesFile: c.InstancesFile, Join: FileJoin{c.JoinTries, Duration(c.JoinInterval)}, ScrapeEvery: Duration(c.ScrapeEvery), TraceFile: c.TraceFile, RouteHeader: c.RouteHeader, AccessLog: c.AccessLog,
+		InstancesFile: c.InstancesFile, Join: FileJoin{c.JoinTries, Duration(c.JoinInterval)}, ScrapeEvery: Duration(c.ScrapeEvery), ResolveEvery: Duration(c.ResolveEvery), TraceFile: c.TraceFile, RouteHeader: c.RouteHeader, AccessLog: c.AccessLog,
 		Keys: FileKeys{Pass: c.PassAuthorization},
 	}
 	for _, s := range c.Sources {

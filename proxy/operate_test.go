@@ -19,7 +19,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -419,48 +418,4 @@ func TestProxyRestart(t *testing.T) {
 	c.forget()
 	c.post(chatPath, turnBody(1, ""), "X-Session-ID", "fresh")
 	c.wantLegs(1, 0, 1)
-}
-
-// scripted is a Membership that tells sets from a channel and fails on nil.
-type scripted chan *Members
-
-func (s scripted) Watch(ctx context.Context, changed func(Members)) error {
-	for {
-		select {
-		case m := <-s:
-			if m == nil {
-				return io.ErrUnexpectedEOF
-			}
-			changed(*m)
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
-// Instances follow the membership; one that fails, or tells nonsense, changes
-// nothing and is followed again.
-func TestMembership(t *testing.T) {
-	sets := scripted(make(chan *Members))
-	c := start(t, setup{decoders: 2, change: func(cfg *Config) {
-		cfg.Prefillers, cfg.Decoders, cfg.Membership, cfg.WatchEvery = nil, nil, sets, time.Millisecond
-		quickJoin(cfg)
-	}})
-	require.Equal(t, 503, c.post(chatPath, turnBody(1, "")).status)
-	decoders := func() (names []string) {
-		for _, d := range c.proxy.Snapshot().Decoders {
-			names = append(names, d.Name)
-		}
-		return names
-	}
-	sets <- &Members{Prefillers: []string{c.p[0].Addr}, Decoders: []MemberNumber{{Addr: c.d[0].Addr, Ranks: 2}}}
-	require.Eventually(t, func() bool { return len(decoders()) == 1 && len(c.proxy.Snapshot().Prefillers) == 1 }, 10*time.Second, time.Millisecond)
-	require.Equal(t, 200, c.post(chatPath, turnBody(1, "")).status)
-	sets <- nil
-	sets <- &Members{Prefillers: []string{"nonsense"}}
-	sets <- nil
-	require.Equal(t, []string{c.d[0].Addr}, decoders())
-	sets <- &Members{Prefillers: []string{c.p[0].Addr}, Decoders: []MemberNumber{{Addr: c.d[1].Addr}}}
-	require.Eventually(t, func() bool { return slices.Equal(decoders(), []string{c.d[1].Addr}) }, 10*time.Second, time.Millisecond)
-	require.Equal(t, 200, c.post(chatPath, turnBody(1, "")).status)
 }

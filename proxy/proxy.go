@@ -38,6 +38,7 @@ type Proxy struct {
 	turns  sync.WaitGroup // requests inside the handler
 
 	shared  *shared
+	lookup  func(ctx context.Context, host string) ([]string, error)
 	try     bool // follow-ups of unknown sessions are attempted
 	gate    *gate
 	pushes  pushes
@@ -59,7 +60,7 @@ func New(cfg Config) (*Proxy, error) {
 		return nil, errors.New("a session store or membership is named and not opened")
 	}
 	cfg = cfg.withDefaults()
-	p := &Proxy{cfg: cfg, pools: map[string]*Backend{}, started: time.Now()}
+	p := &Proxy{cfg: cfg, pools: map[string]*Backend{}, started: time.Now(), lookup: net.DefaultResolver.LookupHost}
 	try := cfg.Unknown == UnknownTry || (cfg.Unknown == UnknownAuto && cfg.Placement == route.PlaceHash)
 	p.try = try
 	p.router = route.New(route.Config{

@@ -187,13 +187,10 @@ func (p *Proxy) scrape(ctx context.Context, addr string) (scraped, bool) {
 	return parseMetrics(string(body), time.Now()), true
 }
 
-// resolveEvery is how often the names of instances are looked up again.
-const resolveEvery = 30 * time.Second
-
 // watchNames looks names up again and lets idle connections go when one leads
 // elsewhere, so that new requests follow it.
 func (p *Proxy) watchNames(ctx context.Context) {
-	tick := time.NewTicker(resolveEvery)
+	tick := time.NewTicker(p.cfg.ResolveEvery)
 	defer tick.Stop()
 	known := map[string][]string{}
 	for {
@@ -202,25 +199,30 @@ func (p *Proxy) watchNames(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		prefillers, decoders := p.instances()
-		for _, addr := range append(prefillers, decoders...) {
-			host, _, err := splitHostPort(addr)
-			if err != nil || net.ParseIP(host) != nil {
-				continue
-			}
-			look, cancel := context.WithTimeout(ctx, probeTimeout)
-			ips, err := net.DefaultResolver.LookupHost(look, host)
-			cancel()
-			if err != nil {
-				continue
-			}
-			slices.Sort(ips)
-			if before, ok := known[host]; ok && !slices.Equal(before, ips) {
-				p.cfg.Logger.Info("a name leads elsewhere", "host", host, "addresses", ips)
-				p.pool.CloseIdle()
-			}
-			known[host] = ips
+		p.lookNames(ctx, known)
+	}
+}
+
+// lookNames looks every name up once and compares with what is known.
+func (p *Proxy) lookNames(ctx context.Context, known map[string][]string) {
+	prefillers, decoders := p.instances()
+	for _, addr := range append(prefillers, decoders...) {
+		host, _, err := splitHostPort(addr)
+		if err != nil || net.ParseIP(host) != nil {
+			continue
 		}
+		look, cancel := context.WithTimeout(ctx, probeTimeout)
+		ips, err := p.lookup(look, host)
+		cancel()
+		if err != nil {
+			continue
+		}
+		slices.Sort(ips)
+		if before, ok := known[host]; ok && !slices.Equal(before, ips) {
+			p.cfg.Logger.Info("a name leads elsewhere", "host", host, "addresses", ips)
+			p.pool.CloseIdle()
+		}
+		known[host] = ips
 	}
 }
 
