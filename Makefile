@@ -1,7 +1,7 @@
 GO ?= go
 BIN := bin/sluice
 
-.PHONY: emu build run up overlap chaos test bench clean golden tables mutants check check-long release
+.PHONY: emu sanitize arm64 build run up overlap chaos test bench clean golden tables mutants check check-long release
 
 build: ## build the binary
 	$(GO) build -o $(BIN) ./cmd/sluice
@@ -43,6 +43,13 @@ install-lib: ## the same below $$DESTDIR$$PREFIX
 
 emu: ## emulated Ascend libraries below build/emu, for SLUICE_ACL_LIB; needs c++ alone
 	sh ascendrt/acl/emu/build.sh "$(CURDIR)/build/emu"
+
+sanitize: ## the C code under the thread, address and undefined-behaviour sanitizers of gcc
+	SLUICE_SANITIZE=1 $(GO) test -count=1 -run Sanitizers ./ascendrt/acl ./ascendrt/cuda
+
+arm64: ## the C code for aarch64, and the tests of the pure rooms there; needs gcc/g++-aarch64-linux-gnu and qemu-user
+	SLUICE_ARM64=1 $(GO) test -count=1 -run 'Alone|CSideOnARM' ./ascendrt/acl ./ascendrt/cuda
+	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -count=1 -exec qemu-aarch64 ./scheduler ./kvcache ./graphs ./proxy/route ./connector
 
 clean:
 	rm -rf bin build run

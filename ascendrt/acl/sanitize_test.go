@@ -3,9 +3,11 @@
 package acl
 
 import (
+	"cmp"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,8 +16,9 @@ import (
 	"github.com/sluice-serving/sluice/ascendrt/acl/emulated"
 )
 
-// drive compiles and runs the C side against a build of the emulated libraries.
-func drive(t *testing.T, flags ...string) {
+// drive compiles and runs the C side against a build of the emulated libraries,
+// with the compilers of the environment (CC, CXX), under a command if there is one.
+func drive(t *testing.T, under []string, flags ...string) {
 	t.Helper()
 	dir, err := emulated.Build(emulated.Options{Flags: flags})
 	if err != nil {
@@ -24,9 +27,11 @@ func drive(t *testing.T, flags ...string) {
 	bin := filepath.Join(t.TempDir(), "drive")
 	args := append([]string{"-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror"}, flags...)
 	args = append(args, "testdata/drive.c", "loader.c", "shim.c", "replay.c", "aclnn.c", "hccl.c", "-o", bin, "-lpthread", "-ldl")
-	out, err := exec.Command("cc", args...).CombinedOutput()
+	cc := cmp.Or(os.Getenv("CC"), "cc")
+	out, err := exec.Command(cc, args...).CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	run := exec.Command(bin, filepath.Join(dir, "libascendcl.so"), filepath.Join(dir, "libnnopbase.so"), filepath.Join(dir, "libopapi.so"))
+	line := append(slices.Clone(under), bin)
+	run := exec.Command(line[0], append(line[1:], filepath.Join(dir, "libascendcl.so"), filepath.Join(dir, "libnnopbase.so"), filepath.Join(dir, "libopapi.so"))...)
 	// What the loader keeps open for the life of a process is no leak.
 	run.Env = append(os.Environ(), "ASAN_OPTIONS=detect_leaks=1", "LSAN_OPTIONS=suppressions=testdata/lsan.txt:print_suppressions=0")
 	out, err = run.CombinedOutput()
@@ -38,7 +43,7 @@ func drive(t *testing.T, flags ...string) {
 // from eight threads, outside Go.
 func TestCSide(t *testing.T) {
 	needEmulation(t)
-	drive(t)
+	drive(t, nil)
 }
 
 // The same under the sanitizers; they compile the libraries anew.
@@ -47,8 +52,22 @@ func TestCSideUnderSanitizers(t *testing.T) {
 		t.Skip("SLUICE_SANITIZE is not set: compiles C++ for a minute")
 	}
 	for _, flags := range [][]string{{"-fsanitize=thread", "-g"}, {"-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"}} {
-		t.Run(strings.TrimPrefix(flags[0], "-fsanitize="), func(t *testing.T) { drive(t, flags...) })
+		t.Run(strings.TrimPrefix(flags[0], "-fsanitize="), func(t *testing.T) { drive(t, nil, flags...) })
 	}
+}
+
+// And on aarch64, by emulation of the processor.
+func TestCSideOnARM(t *testing.T) {
+	if os.Getenv("SLUICE_ARM64") == "" {
+		t.Skip("SLUICE_ARM64 is not set: compiles C++ for a minute")
+	}
+	for _, tool := range []string{"aarch64-linux-gnu-gcc", "aarch64-linux-gnu-g++", "qemu-aarch64"} {
+		_, err := exec.LookPath(tool)
+		require.NoError(t, err, "install gcc-aarch64-linux-gnu, g++-aarch64-linux-gnu and qemu-user")
+	}
+	t.Setenv("CC", "aarch64-linux-gnu-gcc")
+	t.Setenv("CXX", "aarch64-linux-gnu-g++")
+	drive(t, []string{"qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"})
 }
 
 // abi.h stands alone, as C11 and as C++17, and with the shim and the emulation
