@@ -1,6 +1,7 @@
 package pd
 
 import (
+	"errors"
 	"math/rand/v2"
 	"syscall"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/sluice-serving/sluice/connector"
 	"github.com/sluice-serving/sluice/connector/transport"
 	"github.com/sluice-serving/sluice/connector/transport/tcp"
+	"github.com/sluice-serving/sluice/connector/transport/ucx"
 	"github.com/sluice-serving/sluice/kvcache"
 )
 
@@ -28,10 +30,26 @@ func qwenLayout(blocks int) connector.Layout {
 	}
 }
 
-func benchEngine(b *testing.B, id string, role Role, blocks int, crc tcp.Checksum) *engine {
+// carrier is a transport that is measured.
+type carrier struct {
+	name string
+	make func(tcp.Config) (transport.Transport, error)
+	crc  tcp.Checksum
+}
+
+var carriers = []carrier{
+	{"crc32c", overTCP, tcp.CRC32C}, {"none", overTCP, tcp.NoChecksum}, {"ucx-none", ucx.New, tcp.NoChecksum},
+}
+
+func overTCP(c tcp.Config) (transport.Transport, error) { return tcp.New(c) }
+
+func benchEngine(b *testing.B, id string, role Role, blocks int, over carrier) *engine {
 	w, err := NewWorker(WorkerConfig{EngineID: id, Transport: func(n transport.Notified) (transport.Transport, error) {
-		return tcp.New(tcp.Config{Notified: n, Checksum: crc})
+		return over.make(tcp.Config{Notified: n, Checksum: over.crc})
 	}})
+	if e := (*transport.UnavailableError)(nil); errors.As(err, &e) {
+		b.Skip(e)
+	}
 	require.NoError(b, err)
 	b.Cleanup(func() { w.Close() })
 	s, err := NewScheduler(SchedulerConfig{Role: role, Self: w.Endpoint(), BlockSize: 16})
@@ -62,23 +80,23 @@ func cpu() time.Duration {
 // the same transport, in turn.
 func BenchmarkPull(b *testing.B) {
 	for _, tokens := range []int{1024, 12288} {
-		for _, crc := range []tcp.Checksum{tcp.CRC32C, tcp.NoChecksum} {
-			b.Run(benchName(tokens, crc), func(b *testing.B) { benchPull(b, tokens, crc) })
+		for _, over := range carriers {
+			b.Run(benchName(tokens, over), func(b *testing.B) { benchPull(b, tokens, over) })
 		}
 	}
 }
 
-func benchName(tokens int, crc tcp.Checksum) string {
+func benchName(tokens int, over carrier) string {
 	name := "1k"
 	if tokens > 1024 {
 		name = "12k"
 	}
-	return name + "/" + crc.String()
+	return name + "/" + over.name
 }
 
-func benchPull(b *testing.B, n int, crc tcp.Checksum) {
+func benchPull(b *testing.B, n int, over carrier) {
 	blocks := n/16 + 1
-	p, d := benchEngine(b, "p", Producer, blocks, crc), benchEngine(b, "d", Consumer, blocks, crc)
+	p, d := benchEngine(b, "p", Producer, blocks, over), benchEngine(b, "d", Consumer, blocks, over)
 	perm := func(seed uint64) []kvcache.BlockID {
 		out := make([]kvcache.BlockID, blocks-1)
 		for i, x := range rand.New(rand.NewPCG(seed, 0)).Perm(blocks - 1) {
