@@ -6,26 +6,28 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"time"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/backends"
 	"github.com/sluice-serving/sluice/graphs"
+	"github.com/sluice-serving/sluice/internal/engine/model"
 	"github.com/sluice-serving/sluice/kvcache"
 )
 
 // Config is what an operator can choose. The zero value of a field means the
 // default that its comment names.
 type Config struct {
-	Model           string // "builtin", the default: the model that the binary carries
+	Model           string // "builtin", the default: the model that the binary carries; "random:" and a shape; or a checkpoint's folder
 	ServedModelName string // the name that requests use; default Model
 	Device          string // "host", the default, "ascend" or "cuda", with ":n" for another ordinal than 0
 	DType           string // "float32" or "bfloat16"; "auto", the default: float32 on the host, bfloat16 elsewhere
 	DeviceWorkers   int    // CPU cores per operation of the host device; default all
 
 	BlockSize    int     // tokens per KV block; default 16, on Ascend 128
-	KVBlocks     int     // blocks per rank besides the null block; default 2,048
+	KVBlocks     int     // blocks per rank besides the null block; default 2,048 on the host, elsewhere what fits the device's free memory
 	NoPrefix     bool    // switches prefix caching off
 	MaxSeqs      int     // requests that run at once per rank; default 64
 	MaxTokens    int     // tokens per step and rank; default 512
@@ -150,7 +152,9 @@ func (c Config) withDefaults() Config {
 		def(&c.BlockSize, ascendBlock)
 	}
 	def(&c.BlockSize, kvcache.DefaultBlockSize)
-	def(&c.KVBlocks, 2048)
+	if name, _, _ := strings.Cut(c.Device, ":"); name == "host" || name == "ascend" {
+		def(&c.KVBlocks, 2048)
+	}
 	def(&c.MaxSeqs, 64)
 	def(&c.MaxTokens, 512)
 	def(&c.MaxModelLen, 4096)
@@ -178,8 +182,12 @@ func (c Config) Validate() error {
 	d := c.withDefaults()
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	if d.Model != "builtin" {
-		bad("unknown model %q (the binary carries \"builtin\")", d.Model)
+	if shape, ok := strings.CutPrefix(d.Model, randomPrefix); ok {
+		if _, err := model.Shape(shape); err != nil {
+			errs = append(errs, err)
+		}
+	} else if info, err := os.Stat(d.Model); d.Model != "builtin" && (err != nil || !info.IsDir()) {
+		bad("unknown model %q (\"builtin\", \"random:\" and a shape, or a checkpoint's folder)", d.Model)
 	}
 	if _, _, err := backends.Find(d.Device); err != nil {
 		errs = append(errs, err)
@@ -195,14 +203,18 @@ func (c Config) Validate() error {
 			bad("dtype is float32; attention on Ascend takes bfloat16")
 		}
 	}
+	longest := 1 << 20
+	if d.Model == "builtin" {
+		longest = builtinModel.MaxPositions
+	}
 	for _, f := range []struct {
 		name   string
 		v      int
 		lo, hi int
 	}{
-		{"block-size", d.BlockSize, 1, kvcache.MaxBlockSize}, {"num-kv-blocks", d.KVBlocks, 1, kvcache.MaxBlocks - 1},
+		{"block-size", d.BlockSize, 1, kvcache.MaxBlockSize}, {"num-kv-blocks", d.KVBlocks, 0, kvcache.MaxBlocks - 1},
 		{"max-num-seqs", d.MaxSeqs, 1, 1 << 16}, {"max-num-batched-tokens", d.MaxTokens, 1, 1 << 20},
-		{"max-model-len", d.MaxModelLen, 1, builtinModel.MaxPositions}, {"max-queue", d.MaxQueue, 1, 1 << 20},
+		{"max-model-len", d.MaxModelLen, 1, longest}, {"max-queue", d.MaxQueue, 1, 1 << 20},
 		{"data-parallel-size", d.DataParallel, 1, 256}, {"kv-port", d.KVPort, 0, 65535}, {"device-workers", d.DeviceWorkers, 0, 1 << 12},
 		{"model-runner", d.Runner, 1, 2},
 	} {

@@ -36,7 +36,7 @@ type links struct {
 
 // connect starts the connectors that the configuration names.
 func (r *rank) connect(dev ascendrt.Device) error {
-	layout := r.exec.Layout(fingerprint())
+	layout := r.exec.Layout(r.model.fingerprint())
 	regions, err := r.exec.Regions()
 	if err != nil {
 		return err
@@ -201,7 +201,7 @@ func (r *rank) startScheduler(t *KVTransfer) (connector.Scheduler, error) {
 		r.links.pd, err = pd.NewScheduler(c)
 		return r.links.pd, err
 	}
-	slots, err := r.slots(r.exec.Layout(fingerprint()))
+	slots, err := r.slots(r.exec.Layout(r.model.fingerprint()))
 	if err != nil {
 		return nil, err
 	}

@@ -51,6 +51,7 @@ type Engine struct {
 	log      *slog.Logger
 	registry *prometheus.Registry
 	ranks    []*rank
+	model    *loadedModel
 	started  time.Time
 
 	cancel context.CancelFunc
@@ -81,10 +82,22 @@ func New(ctx context.Context, cfg Config, o Options) (*Engine, error) {
 		base += "-"
 	}
 	base += randomHex(6)
-	weights := builtinWeights()
+	loaded, err := loadModel(cfg.Model)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err := loaded.close(); err != nil {
+			e.log.Warn("the checkpoint did not close", "error", err)
+		}
+	}()
+	if cfg.MaxModelLen > loaded.config.MaxPositions {
+		return nil, fmt.Errorf("max-model-len is %d; model %s has %d positions", cfg.MaxModelLen, loaded.config.Name, loaded.config.MaxPositions)
+	}
+	e.model = loaded
 	m := newMetrics(e.registry, cfg.ServedModelName)
 	for i := range cfg.DataParallel {
-		r, err := newRank(ctx, cfg, i, base, weights, m, o)
+		r, err := newRank(ctx, cfg, i, base, loaded, m, o)
 		if err != nil {
 			for _, r := range e.ranks {
 				r.close()
@@ -104,9 +117,9 @@ func New(ctx context.Context, cfg Config, o Options) (*Engine, error) {
 }
 
 // newRank builds everything that one rank owns.
-func newRank(ctx context.Context, cfg Config, index int, base string, weights model.Weights, m *metrics, o Options) (_ *rank, err error) {
+func newRank(ctx context.Context, cfg Config, index int, base string, loaded *loadedModel, m *metrics, o Options) (_ *rank, err error) {
 	r := &rank{
-		index: index, id: fmt.Sprintf("%s_dp%d", base, index), cfg: cfg, log: o.Logger.With("rank", index), trace: o.Trace,
+		index: index, id: fmt.Sprintf("%s_dp%d", base, index), cfg: cfg, model: loaded, log: o.Logger.With("rank", index), trace: o.Trace,
 		metrics: m.rank(index, cfg.KVTransfer.Role), streams: map[scheduler.RequestID]*Stream{}, loads: map[scheduler.RequestID]*load{}, saves: map[scheduler.RequestID]*save{},
 		wake: make(chan struct{}, 1), limit: 2, dirty: true,
 	}
@@ -141,15 +154,18 @@ func newRank(ctx context.Context, cfg Config, index int, base string, weights mo
 			r.log.Warn("device did not close", "error", err)
 		}
 	})
-	blocks := cfg.KVBlocks + 1
+	blocks := 0 // from what the device has left
+	if cfg.KVBlocks > 0 {
+		blocks = cfg.KVBlocks + 1
+	}
 	shape := executor.Config{
-		Model: builtinModel, Type: cfg.storage(), Blocks: blocks, BlockSize: cfg.BlockSize, MaxSeqs: cfg.MaxSeqs, MaxTokens: cfg.MaxTokens,
+		Model: loaded.config, Type: cfg.storage(), Blocks: blocks, BlockSize: cfg.BlockSize, MaxSeqs: cfg.MaxSeqs, MaxTokens: cfg.MaxTokens,
 		MaxLen: cfg.MaxModelLen, InFlight: r.limit,
 		Graphs: graphs.Config{
 			Mode: cfg.GraphMode, Policy: cfg.GraphPolicy, MaxNumSeqs: cfg.MaxSeqs, MaxNumBatchedTokens: cfg.MaxTokens,
 		},
 	}
-	if r.exec, err = executor.New(ctx, dev, shape, weights); err != nil {
+	if r.exec, err = executor.New(ctx, dev, shape, loaded.source); err != nil {
 		return nil, err
 	}
 	r.closers = append(r.closers, func() {
@@ -157,6 +173,9 @@ func newRank(ctx context.Context, cfg Config, index int, base string, weights mo
 			r.log.Warn("executor did not close", "error", err)
 		}
 	})
+	blocks = r.exec.PoolBlocks()
+	r.cfg.KVBlocks = blocks - 1
+	cfg = r.cfg
 	caching := kvcache.CachingOn
 	if cfg.NoPrefix {
 		caching = kvcache.CachingOff
@@ -186,7 +205,7 @@ func newRank(ctx context.Context, cfg Config, index int, base string, weights mo
 
 func (r *rank) schedulerConfig() scheduler.Config {
 	c := scheduler.Config{
-		MaxNumSeqs: r.cfg.MaxSeqs, MaxBatchedTokens: r.cfg.MaxTokens, MaxModelLen: r.cfg.MaxModelLen, VocabSize: tokenizer.Vocab,
+		MaxNumSeqs: r.cfg.MaxSeqs, MaxBatchedTokens: r.cfg.MaxTokens, MaxModelLen: r.cfg.MaxModelLen, VocabSize: r.model.config.Vocab,
 		Watermark: r.cfg.Watermark, InFlight: r.limit, LoadFailure: scheduler.RecomputeLoad,
 	}
 	switch {
@@ -298,7 +317,7 @@ func (e *Engine) Submit(ctx context.Context, req Request) (*Stream, error) {
 		CacheHitThreshold: threshold, RemoteETA: params.eta,
 	}
 	if !req.IgnoreEOS {
-		sreq.EOS = endOfSequence
+		sreq.EOS = e.model.eos
 	}
 	s := newStream(r, req)
 	s.route = route
@@ -313,8 +332,6 @@ func (e *Engine) Submit(ctx context.Context, req Request) (*Stream, error) {
 	}
 	return s, nil
 }
-
-var endOfSequence = []scheduler.Token{tokenizer.EOS}
 
 // invalid turns the scheduler's refusal of a request into the caller's terms.
 func invalid(err error) error {

@@ -23,6 +23,7 @@ type rank struct {
 	index   int
 	id      string // changes at every start
 	cfg     Config
+	model   *loadedModel
 	log     *slog.Logger
 	trace   *Trace
 	metrics *rankMetrics
@@ -279,6 +280,7 @@ func (r *rank) settle(ctx context.Context) error {
 		return fmt.Errorf("rank %d: step %d: %w", r.index, f.plan.Seq, err)
 	}
 	r.flight = append(r.flight[:0], r.flight[1:]...)
+	r.dropNaN(f.plan)
 	now := time.Now()
 	begun := f.at // a step begins when the one before it is over
 	if begun.Before(r.over) {
@@ -305,6 +307,29 @@ func (r *rank) settle(ctx context.Context) error {
 		r.output(&outs[i], now)
 	}
 	return nil
+}
+
+// ErrNaN ends a request whose logits held no number.
+var ErrNaN = errors.New("the model gave NaN for this request")
+
+// dropNaN ends the requests for which the device found no token: alone, the
+// others of the step go on.
+func (r *rank) dropNaN(p *scheduler.Plan) {
+	at := 0
+	for i, id := range p.Requests {
+		if p.Samples[i] == 0 {
+			continue
+		}
+		if r.tokens[at] < 0 {
+			r.tokens[at] = 0 // of nobody any more
+			if s := r.streams[id]; s != nil {
+				r.log.Error("NaN in the logits", "request", s.req.TraceID, "step", p.Seq)
+				r.abort(s)
+				s.fail(ErrNaN)
+			}
+		}
+		at++
+	}
 }
 
 // output passes one output to its stream.

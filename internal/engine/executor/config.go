@@ -13,7 +13,7 @@ import (
 type Config struct {
 	Model     model.Config
 	Type      ascendrt.DType // storage of weights, activations and cache: Float32 (default) or BFloat16
-	Blocks    int            // blocks of the KV pool, the null block included
+	Blocks    int            // blocks of the KV pool, the null block included; 0: what fits the device's free memory
 	BlockSize int            // tokens per block
 	MaxSeqs   int            // rows of a step
 	MaxTokens int            // tokens of a step
@@ -33,7 +33,9 @@ func (c Config) Validate() error {
 	if c.Type != 0 && c.Type != ascendrt.Float32 && c.Type != ascendrt.BFloat16 {
 		errs = append(errs, fmt.Errorf("executor: storage type %v; float32 and bfloat16 exist", c.Type))
 	}
-	least("blocks", c.Blocks, 2)
+	if c.Blocks != 0 {
+		least("blocks", c.Blocks, 2)
+	}
 	least("block size", c.BlockSize, 1)
 	least("sequences", c.MaxSeqs, 1)
 	least("tokens of a step", c.MaxTokens, 1)

@@ -85,9 +85,6 @@ func (e *Executor) build(ctx context.Context, w model.Source) (err error) {
 	if e.w, err = e.loadWeights(ctx, w); err != nil {
 		return fmt.Errorf("load weights: %w", err)
 	}
-	if e.kv, err = e.allocKV(ctx); err != nil {
-		return err
-	}
 	if e.act, err = e.allocActivations(); err != nil {
 		return fmt.Errorf("activations: %w", err)
 	}
@@ -102,6 +99,14 @@ func (e *Executor) build(ctx context.Context, w model.Source) (err error) {
 	}
 	if err := e.allocTokens(); err != nil {
 		return fmt.Errorf("token buffers: %w", err)
+	}
+	if e.c.Blocks == 0 { // everything else that a step needs is there
+		if e.c.Blocks, err = e.fitBlocks(); err != nil {
+			return err
+		}
+	}
+	if e.kv, err = e.allocKV(ctx); err != nil {
+		return err
 	}
 	e.set, err = replay.New(e.dev, replay.Config{
 		Dispatcher: e.dispatch, Program: program{e}, Stream: e.stream,

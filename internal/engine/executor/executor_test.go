@@ -43,6 +43,11 @@ type pending struct {
 
 func newRig(t *testing.T, mode graphs.ModeConfig, tokens, inFlight int, change ...func(*Config)) *rig {
 	t.Helper()
+	return newRigWith(t, weights(), mode, tokens, inFlight, change...)
+}
+
+func newRigWith(t *testing.T, w model.Source, mode graphs.ModeConfig, tokens, inFlight int, change ...func(*Config)) *rig {
+	t.Helper()
 	dev, err := (host.Backend{}).Open(0, ascendrt.OpenOptions{Workers: 1})
 	require.NoError(t, err)
 	c := Config{
@@ -52,11 +57,16 @@ func newRig(t *testing.T, mode graphs.ModeConfig, tokens, inFlight int, change .
 	for _, f := range change {
 		f(&c)
 	}
-	return rigOn(t, dev, c)
+	return rigOf(t, dev, c, w)
 }
 
 // rigOn owns the device.
 func rigOn(t *testing.T, dev ascendrt.Device, c Config) *rig {
+	t.Helper()
+	return rigOf(t, dev, c, weights())
+}
+
+func rigOf(t *testing.T, dev ascendrt.Device, c Config, w model.Source) *rig {
 	t.Helper()
 	r := &rig{t: t, dev: dev, limit: c.InFlight}
 	t.Cleanup(func() {
@@ -70,7 +80,7 @@ func rigOn(t *testing.T, dev ascendrt.Device, c Config) *rig {
 		require.NoError(t, dev.Close(context.Background()))
 	})
 	var err error
-	r.exec, err = New(t.Context(), dev, c, weights())
+	r.exec, err = New(t.Context(), dev, c, w)
 	require.NoError(t, err)
 	cache, err := kvcache.New(kvcache.Config{Blocks: c.Blocks, BlockSize: c.BlockSize})
 	require.NoError(t, err)

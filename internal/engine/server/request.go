@@ -102,6 +102,9 @@ func (s *Server) readCompletion(w http.ResponseWriter, r *http.Request) (*call, 
 		return c, openai.BadRequest("prompt", "the prompt is missing or empty")
 	}
 	prompts := make([][]scheduler.Token, 0, q.Prompt.Len())
+	if len(q.Prompt.Texts) > 0 && !s.engine.Text() {
+		return c, openai.BadRequest("prompt", noText)
+	}
 	for _, text := range q.Prompt.Texts {
 		prompts = append(prompts, tokenizer.Encode(nil, text))
 	}
@@ -109,14 +112,19 @@ func (s *Server) readCompletion(w http.ResponseWriter, r *http.Request) (*call, 
 		p := make([]scheduler.Token, len(ids))
 		for i, id := range ids {
 			p[i] = scheduler.Token(id)
-			if !tokenizer.Valid(p[i]) {
-				return c, openai.BadRequest("prompt", "token id %d is not in the vocabulary of %d", id, tokenizer.Vocab)
+			if !s.valid(int(id)) {
+				return c, openai.BadRequest("prompt", "token id %d is not in the vocabulary of %d", id, s.engine.Vocab())
 			}
 		}
 		prompts = append(prompts, p)
 	}
 	return c, s.choices(c, prompts, &q.Sampling, &q.Routing, defaultMax)
 }
+
+// noText is the answer to text where the model has no tokenizer.
+const noText = "this engine has no tokenizer for its model: give the prompt as token ids, and set return_token_ids"
+
+func (s *Server) valid(id int) bool { return id >= 0 && id < s.engine.Vocab() }
 
 func (s *Server) readChat(w http.ResponseWriter, r *http.Request) (*call, *openai.Error) {
 	var q openai.ChatRequest
@@ -137,6 +145,8 @@ func (s *Server) readChat(w http.ResponseWriter, r *http.Request) (*call, *opena
 		return c, openai.BadRequest("echo", "echo is not supported by this model")
 	case q.AddGenerationPrompt != nil && !*q.AddGenerationPrompt:
 		return c, openai.BadRequest("add_generation_prompt", "the template always opens the assistant's answer")
+	case !s.engine.Text():
+		return c, openai.BadRequest("messages", noText)
 	case len(q.Messages) == 0:
 		return c, openai.BadRequest("messages", "messages is missing or empty")
 	}
@@ -227,8 +237,8 @@ func (s *Server) choices(c *call, prompts [][]scheduler.Token, q *openai.Samplin
 	longest := s.engine.MaxModelLen()
 	stopIDs := make([]scheduler.Token, 0, len(q.StopTokenIDs))
 	for _, id := range q.StopTokenIDs {
-		if !tokenizer.Valid(scheduler.Token(id)) {
-			return openai.BadRequest("stop_token_ids", "token id %d is not in the vocabulary of %d", id, tokenizer.Vocab)
+		if !s.valid(int(id)) {
+			return openai.BadRequest("stop_token_ids", "token id %d is not in the vocabulary of %d", id, s.engine.Vocab())
 		}
 		stopIDs = append(stopIDs, scheduler.Token(id))
 	}

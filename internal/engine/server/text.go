@@ -11,6 +11,7 @@ import (
 // Text that may be the beginning of a stop string is held back until it is
 // decided.
 type text struct {
+	silent bool // tokens have no text here
 	stops  []string
 	min    int // tokens before stop strings count
 	dec    tokenizer.Decoder
@@ -22,6 +23,10 @@ type text struct {
 // answer, and how many of the tokens belong to it. hit is the stop string that
 // ends the answer, empty if none does; the string itself is not part of it.
 func (t *text) push(tokens []scheduler.Token) (out string, used int, hit string) {
+	if t.silent {
+		t.tokens += len(tokens)
+		return "", len(tokens), ""
+	}
 	for i, tok := range tokens {
 		t.tokens++
 		t.held += t.dec.Push(tok)
