@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -157,6 +158,9 @@ int slu_open(slu **out, const char *ip, int port, int *bound, char *text, size_t
 		fail(text, n, "listen address", s);
 		goto out;
 	}
+	// The segments of shared memory are 8 KiB unless somebody says otherwise, which
+	// makes every large send many small ones.
+	setenv("UCX_MM_SEG_SIZE", "65536", 0);
 	ucp_params_t p = {.field_mask = UCP_PARAM_FIELD_FEATURES, .features = UCP_FEATURE_STREAM | UCP_FEATURE_WAKEUP};
 	if ((s = ucp_init(&p, NULL, &w->ctx)) != UCS_OK) {
 		fail(text, n, "ucp_init", s);
@@ -232,8 +236,8 @@ int slu_send(slu *w, slu_conn *c, size_t length) {
 		} else if (r != NULL) {
 			c->sending = 1;
 			out = 1;
+			ucp_worker_signal(w->worker); // else whoever polls may sleep
 		}
-		ucp_worker_signal(w->worker);
 	}
 	pthread_mutex_unlock(&w->lock);
 	return out;
@@ -320,10 +324,21 @@ static void progress(slu *w) {
 	receive(w);
 }
 
+// SPINS is how often progress is tried before the poller sleeps: while bytes
+// flow, waking it for each piece costs more than the piece.
+#define SPINS 8
+
 int slu_poll(slu *w, int milliseconds, slu_event *events, int max) {
+	int n = 0;
+	for (int i = 0; n == 0 && i < SPINS; i++) {
+		if (i) sched_yield();
+		pthread_mutex_lock(&w->lock);
+		progress(w);
+		n = take(w, events, max);
+		pthread_mutex_unlock(&w->lock);
+	}
+	if (n > 0) return n;
 	pthread_mutex_lock(&w->lock);
-	progress(w);
-	int n = take(w, events, max);
 	if (n == 0 && ucp_worker_arm(w->worker) == UCS_OK) {
 		struct pollfd f = {.fd = w->efd, .events = POLLIN};
 		pthread_mutex_unlock(&w->lock);
