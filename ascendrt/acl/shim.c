@@ -184,18 +184,6 @@ int asc_event_wait(aclrtContext c, aclrtEvent ev, int ms, int *done, asc_err *e)
 	return rc ? asc_fail(ASC_LIB_ACL, rc, "aclrtSynchronizeEventWithTimeout", e) : 0;
 }
 
-int asc_done(aclrtContext c, const aclrtEvent *ev, int n, int *done, asc_err *e) {
-	*done = 0;
-	ASC_CTX(c);
-	for (int i = 0; i < n; i++) {
-		uint32_t status = SL_EVENT_NOT_READY;
-		ASC_TRY(aclrtQueryEventStatus, ev[i], &status);
-		if (status != SL_EVENT_COMPLETE) break;
-		*done = i + 1;
-	}
-	return 0;
-}
-
 int asc_module_load(aclrtContext c, const void *data, size_t n, aclrtBinHandle *m, asc_err *e) {
 	ASC_CTX(c);
 	ASC_NEED(aclrtBinaryLoadFromData);

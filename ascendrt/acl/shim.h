@@ -76,8 +76,6 @@ int asc_event_done(aclrtContext c, aclrtEvent ev, int *done, asc_err *e);
 int asc_event_elapsed(aclrtContext c, aclrtEvent from, aclrtEvent to, float *ms, asc_err *e);
 // asc_event_wait waits at most ms milliseconds; done tells whether it was reached.
 int asc_event_wait(aclrtContext c, aclrtEvent ev, int ms, int *done, asc_err *e);
-// asc_done gives the number of leading events that have been reached.
-int asc_done(aclrtContext c, const aclrtEvent *ev, int n, int *done, asc_err *e);
 
 int asc_module_load(aclrtContext c, const void *data, size_t n, aclrtBinHandle *m, asc_err *e);
 int asc_module_free(aclrtContext c, aclrtBinHandle m, asc_err *e);
