@@ -16,17 +16,25 @@ import (
 	"github.com/sluice-serving/sluice/ascendrt/acl/emulated"
 )
 
-// drive compiles and runs the C side against a build of the emulated libraries,
-// with the compilers of the environment (CC, CXX), under a command if there is one.
+// drive compiles and runs the programs of the C side against a build of the
+// emulated libraries, with the compilers of the environment (CC, CXX), under a
+// command if there is one: drive.c (the runtime) and operators.c.
 func drive(t *testing.T, under []string, flags ...string) {
 	t.Helper()
 	dir, err := emulated.Build(emulated.Options{Flags: flags})
 	if err != nil {
 		t.Skip("no such build here: ", err)
 	}
-	bin := filepath.Join(t.TempDir(), "drive")
+	for _, program := range []string{"drive", "operators"} {
+		driveOne(t, dir, program, under, flags)
+	}
+}
+
+func driveOne(t *testing.T, dir, program string, under, flags []string) {
+	t.Helper()
+	bin := filepath.Join(t.TempDir(), program)
 	args := append([]string{"-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror"}, flags...)
-	args = append(args, "testdata/drive.c", "loader.c", "shim.c", "replay.c", "aclnn.c", "hccl.c", "-o", bin, "-lpthread", "-ldl")
+	args = append(args, "testdata/"+program+".c", "loader.c", "shim.c", "replay.c", "aclnn.c", "hccl.c", "-o", bin, "-lpthread", "-ldl")
 	cc := cmp.Or(os.Getenv("CC"), "cc")
 	out, err := exec.Command(cc, args...).CombinedOutput()
 	require.NoError(t, err, "%s", out)
@@ -39,8 +47,8 @@ func drive(t *testing.T, under []string, flags ...string) {
 	require.Equal(t, "ok\n", string(out))
 }
 
-// The emulation refuses what the real runtime refuses, and the shim works on it
-// from eight threads, outside Go.
+// The emulation refuses what the real runtime and its operators refuse, and the
+// shim works on it from eight threads, outside Go.
 func TestCSide(t *testing.T) {
 	needEmulation(t)
 	drive(t, nil)
