@@ -15,8 +15,10 @@ import (
 // may cover is the cache's to say (kvcache.Config.LeaseShare). A session that
 // finds no room under it gets none: taking the room from a session whose turn
 // is nearer would help neither. Leases need clients that say when a session has
-// ended; where too many just stay away, hardly any is granted. The zero value
-// of a field is its default.
+// ended; where too many just stay away, hardly any is granted. They also need
+// clients that come back after about the same time: where the times differ more
+// than by chance, who has been away longest is the least likely to come, and the
+// order of last use is kept instead. The zero value of a field is its default.
 type LeaseConfig struct {
 	// ToolWait and TurnWait are expected before anything was learned: the time
 	// to the next turn after a tool call, and after an answer to a person.
@@ -110,6 +112,11 @@ func (g *gap) add(seconds float64) {
 func (g *gap) within(spread float64) time.Duration {
 	return time.Duration((g.mean + spread*max(math.Sqrt(g.variance), g.mean/8)) * 1e9)
 }
+
+// regular reports whether the longer a client is away, the sooner it is to be
+// expected: the times vary less than those of a memoryless client. Where they
+// vary more, who has been away longest is the least likely to come back.
+func (g *gap) regular() bool { return g.variance < g.mean*g.mean }
 
 // sessionState is what is remembered of a session between two turns.
 type sessionState struct {
@@ -254,11 +261,15 @@ func (s *Scheduler) leaseTurn(r *request, complete bool) {
 			ss.forget(s, e)
 		}
 	} else if r.seq.Open() && r.seq.Published() > 0 {
-		// Even without a lease it gives way after what nobody comes back for, and
-		// before what is wanted sooner.
+		// Even without a lease it gives way after what nobody comes back for, and,
+		// where that can be told, before what is wanted sooner.
 		deadline := ss.deadline(e)
-		s.must(s.cache.SetRetention(&r.seq, kvcache.Retention{AwaitedUntil: kvcache.Time(deadline)}))
-		if ss.worthwhile() && ss.first(s.now, deadline) && ss.makeRoom(s, r.seq.Published()) {
+		keep := kvcache.Retention{Prioritised: true}
+		if ss.waits[e.end].regular() {
+			keep = kvcache.Retention{AwaitedUntil: kvcache.Time(deadline)}
+		}
+		s.must(s.cache.SetRetention(&r.seq, keep))
+		if ss.waits[e.end].regular() && ss.worthwhile() && ss.first(s.now, deadline) && ss.makeRoom(s, r.seq.Published()) {
 			id, result, err := s.cache.Lease(&r.seq, kvcache.Time(deadline))
 			if err == nil && result == kvcache.LeaseGranted {
 				e.lease = id

@@ -22,6 +22,7 @@ type simFlags struct {
 	json, lenient                      bool
 	study                              sim.StudyConfig
 	replay                             sim.ReplayOptions
+	gaps                               []float64
 	blocks                             int
 }
 
@@ -69,6 +70,7 @@ once for each profile:
 	fl.IntVar(&f.study.BlockSize, "block-size", f.study.BlockSize, "tokens of a KV block")
 	fl.IntVar(&f.replay.Sessions, "sessions", 0, "play the first so many sessions (0: all)")
 	fl.Float64Var(&f.replay.Gap, "gap", 60, "seconds between the starts of sessions, where the trace does not say")
+	fl.Float64SliceVar(&f.gaps, "gaps", nil, "play the trace once for each of these gaps in seconds between the starts of sessions, and sweep the goodput's limits")
 	fl.Float64Var(&f.replay.ScaleTime, "scale-time", 1, "multiply all times by this")
 	fl.Float64Var(&f.replay.ScaleToken, "scale-tokens", 1, "multiply all lengths by this")
 	return cmd
@@ -130,6 +132,18 @@ func (f *simFlags) playTrace(out, errs io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if len(f.gaps) > 0 {
+		f.study.PrefillBlocks, f.study.DecodeBlocks = f.blocks, f.blocks
+		rep, err := f.study.Loads(t, ids, f.replay, f.gaps, profiles, sim.DefaultGoodput)
+		if err != nil {
+			return err
+		}
+		if err := f.print(out, rep, rep.Page(), t.Name+" by load"); err != nil || f.json {
+			return err
+		}
+		fmt.Fprintf(out, "\ngoodput %% by both limits\n\n")
+		return printTable(out, rep.Sweep())
+	}
 	load, err := sim.NewReplay(t, ids, f.replay)
 	if err != nil {
 		return err
@@ -163,8 +177,12 @@ func (f *simFlags) print(out io.Writer, rep any, page report.Page, heading strin
 		return enc.Encode(rep)
 	}
 	fmt.Fprintf(out, "%s\n\n", heading)
+	return printTable(out, page.Table)
+}
+
+func printTable(out io.Writer, t report.Table) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	for _, row := range append([][]string{page.Table.Columns}, page.Table.Rows...) {
+	for _, row := range append([][]string{t.Columns}, t.Rows...) {
 		fmt.Fprintln(w, strings.Join(row, "\t")+"\t")
 	}
 	return w.Flush()

@@ -40,7 +40,13 @@ type conversation struct {
 	turns  []*trace.Request
 }
 
-var _ Workload = (*Replay)(nil)
+var (
+	_ Workload   = (*Replay)(nil)
+	_ ToolCaller = (*Replay)(nil)
+)
+
+// InTool says whether a turn's answer calls a tool.
+func (r *Replay) InTool(session, t int) bool { return r.conv[session].turns[t].InTool }
 
 // NewReplay prepares a trace. The ids say whether equal ones of different
 // sessions are the same block.

@@ -289,10 +289,30 @@ func (c *Cluster) output(r *rank, o *scheduler.Output) error {
 	}
 	if o.Finish != scheduler.NotFinished {
 		tr.stage = finished
+		if err := c.turnEnds(r, tr); err != nil {
+			return err
+		}
 		tr.rec.Pure += r.group.pure
 		c.cal.push(c.now+Seconds(c.cfg.Hop), eventDone, i, 0, 0)
 	}
 	return nil
+}
+
+// turnEnds tells the scheduler what the answer says about the client's next
+// turn, as an engine does.
+func (c *Cluster) turnEnds(r *rank, tr *turn) error {
+	w, ok := c.load.(ToolCaller)
+	if !ok || !w.InTool(int(tr.rec.Session), int(tr.rec.Turn)) {
+		return nil
+	}
+	if c.cfg.Ends == EndsAnnounced && int(tr.rec.Turn)+1 >= c.load.Turns(int(tr.rec.Session)) {
+		return nil // the request said more
+	}
+	err := r.sched.EndTurn(strconv.Itoa(int(tr.rec.Session)), scheduler.EndInTool)
+	if errors.Is(err, scheduler.ErrUnknown) { // forgotten already
+		return nil
+	}
+	return err
 }
 
 // measurePace follows the time per token of steps at Prefillers.

@@ -95,6 +95,11 @@ func (s StudyConfig) Cluster(p Profile) ClusterConfig {
 		cfg.Route.Append = true
 		cfg = Guard(cfg)
 		cfg.Reverse = ReversePull
+		// The governor is set to the target of DefaultGoodput. No length is refused
+		// as such: what the other route would take is known and decides.
+		a := &cfg.Decode.Scheduler.Append
+		a.MinPrefixRatio, a.MaxSuffixTokens = 0, 0
+		a.Governor = &scheduler.GovernorConfig{TargetRatio: 1 + 0.8*(DefaultGoodput.TPOT-1)}
 	}
 	return cfg
 }
@@ -136,6 +141,8 @@ type StudyRow struct {
 	GoodShare    float64 `json:"goodput_share"`
 	NonFullShare float64 `json:"non_full_share"`
 	Slowdown95   float64 `json:"tpot_p95_of_decode_only"`
+	// Sweep is the good share under the rules of Goodput.Around, in their order.
+	Sweep []float64 `json:"goodput_sweep"`
 
 	result *Result
 }
@@ -162,12 +169,36 @@ func (s StudyConfig) Study(p Profile, load Workload, g Goodput) (*StudyRow, erro
 		NonFullShare: r.Decode.NonFullShare(), result: r,
 	}
 	row.Slowdown95 = Percentile(r.Values((*Record).Slowdown), 95)
+	row.GoodShare = g.Share(r)
+	for _, w := range g.Around() {
+		row.Sweep = append(row.Sweep, w.Share(r))
+	}
+	return row, nil
+}
+
+// Share is the share of a run's requests that are good.
+func (g Goodput) Share(r *Result) float64 {
 	good := 0
 	for i := range r.Records {
 		if g.Good(&r.Records[i]) {
 			good++
 		}
 	}
-	row.GoodShare = float64(good) / float64(len(r.Records))
-	return row, nil
+	return float64(good) / float64(len(r.Records))
+}
+
+// sweep are the factors of the limit of the time to first token, and the limits
+// of the time per output token, that a sweep goes through.
+var sweep = struct{ ttft, tpot []float64 }{[]float64{0.5, 1, 2}, []float64{1.1, 1.25, 1.5}}
+
+// Around are the rules of a sweep over both limits, those of the first token in
+// the outer loop.
+func (g Goodput) Around() []Goodput {
+	var out []Goodput
+	for _, by := range sweep.ttft {
+		for _, tpot := range sweep.tpot {
+			out = append(out, Goodput{TTFT: by * g.TTFT, Free: g.Free, PerMore: by * g.PerMore, TPOT: tpot})
+		}
+	}
+	return out
 }

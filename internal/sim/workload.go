@@ -30,6 +30,12 @@ type Workload interface {
 	Parent(session int) int
 }
 
+// ToolCaller is a workload that knows which answers call a tool. An engine sees
+// that in the answer and tells its scheduler.
+type ToolCaller interface {
+	InTool(session, t int) bool
+}
+
 // Conversations is a workload of equal sessions that arrive evenly, after the
 // published Decoder Append-Prefill experiment.
 type Conversations struct {

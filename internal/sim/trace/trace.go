@@ -39,6 +39,7 @@ type Request struct {
 	API     int64  // ms that the recorded call took; -1 unknown
 	Think   int64  // ms of the client before the call; -1 unknown
 	Blocks  []Run  // ids of the prompt's blocks
+	InTool  bool   // the answer calls a tool
 	Line    int    // in the file, from 1
 }
 
@@ -331,6 +332,7 @@ func parseAgent(line []byte, r *Request, t *Trace) (bool, error) {
 		Think   *int64  `json:"think_ms"`
 		Blocks  int     `json:"nblocks"`
 		Runs    []int64 `json:"hash_runs"`
+		Stop    string  `json:"stop"`
 	}
 	if err := json.Unmarshal(line, &row); err != nil {
 		return false, err
@@ -349,6 +351,7 @@ func parseAgent(line []byte, r *Request, t *Trace) (bool, error) {
 		}
 	}
 	r.Session, r.Agent, r.Turn, r.At, r.Input, r.Output, r.Blocks = row.Session, row.Agent, row.Turn, int64(row.At), row.Input, row.Output, runs
+	r.InTool = row.Stop == "tool_use"
 	if row.API != nil {
 		r.API = *row.API
 	}
