@@ -82,7 +82,7 @@ func newServeCmd() *cobra.Command {
 	f.IntVar(&cfg.KVPort, "kv-port", 0, "port of the connector's side channel of rank 0; 0: any free one")
 	f.StringVar(&refusal, "append-refusal", engine.RefuseStatus.String(), "how a refused append attempt is reported: 412 or in-band")
 	f.Float64Var(&cfg.CacheHitThreshold, "global-cache-hit-threshold", 0, "share of a prompt, 0 to 1, that must be cached")
-	f.IntVar(&cfg.StepLines, "step-lines", 4096, "lines of the last steps that each rank keeps for a dump (SIGQUIT, a broken invariant); -1: none")
+	f.IntVar(&cfg.StepLines, "step-lines", 0, "lines of the last steps that each rank keeps for a dump (SIGQUIT, a broken invariant); 0: 4096 on the host device, none elsewhere; -1: none")
 	f.StringVar(&cfg.DumpDir, "dump-dir", "", "folder of dumps, for `sluice replay` (default the system's for temporary files)")
 	f.StringVar(&run.TraceFile, "trace-file", "", "append a JSON line per decision to this file")
 	f.DurationVar(&cfg.DrainTimeout, "drain-timeout", 30*time.Second, "how long running requests may go on after a stop")

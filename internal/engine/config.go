@@ -50,7 +50,10 @@ type Config struct {
 	AppendRefusal     AppendRefusal // how a refused append attempt is reported; default 412
 	CacheHitThreshold float64       // share of the prompt, 0 to 1, that must be cached unless a request says otherwise; default 0
 
-	StepLines int    // lines of the last steps that each rank keeps for a dump; default 4,096, negative: none
+	// StepLines are the lines of the last steps that each rank keeps for a dump.
+	// Default 4,096 on the host device, whose steps take milliseconds, and none
+	// elsewhere, where a line a step would be felt; negative: none.
+	StepLines int
 	DumpDir   string // where dumps go; default the system's folder for temporary files
 
 	DrainTimeout time.Duration // how long running requests may go on after a stop; default 30 s
@@ -161,7 +164,9 @@ func (c Config) withDefaults() Config {
 	def(&c.MaxQueue, 4096)
 	def(&c.DataParallel, 1)
 	def(&c.Runner, 1)
-	def(&c.StepLines, defaultStepLines)
+	if c.Device == "host" {
+		def(&c.StepLines, defaultStepLines)
+	}
 	if c.Eager {
 		c.GraphMode = graphs.ModeNone
 	}
