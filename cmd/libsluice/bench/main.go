@@ -1,61 +1,60 @@
 // Command bench compares a scheduler that is called from Go with one that is
-// called through libsluice, in one run: Plan and Apply with all requests
-// decoding, in turns of a few steps each, by processor time. It prints both and
-// their ratio.
-//
-//	go run ./cmd/libsluice/bench --lib build/libsluice
+// called from C through the functions of libsluice, in one process and one run:
+// Plan and Apply with all requests decoding, in turns of a few steps each, by
+// the thread's processor time. It prints both and their ratio.
 package main
 
+// #cgo CFLAGS: -I${SRCDIR}/../include
+// #include <stdlib.h>
+// #include "steps.h"
+import "C"
+
 import (
-	"bufio"
-	_ "embed"
+	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-serving/sluice/cmd/libsluice/abi"
 	"github.com/sluice-serving/sluice/graphs"
 	"github.com/sluice-serving/sluice/kvcache"
 	"github.com/sluice-serving/sluice/scheduler"
 )
 
-// program is the C side.
-//
-//go:embed testdata/steps.c
-var program string
-
 const (
 	output  = 4096
 	longest = 527
-	turn    = 64 // steps; a multiple of the block size: every request takes and fills as many blocks
+	turn    = 16 // steps, the block size: every request takes one block and fills one
 )
 
 func main() {
-	lib := flag.String("lib", "build/libsluice", "folder below which the library is installed (make lib)")
 	rows := flag.Int("rows", 256, "requests that decode")
-	turns := flag.Int("turns", 50, "turns of 64 steps that each side takes, at most 56")
-	atMost := flag.Float64("at-most", 0, "fail if the ratio of the least times is larger; 0: never")
+	turns := flag.Int("turns", 100, "turns of 16 steps that each side of a pair takes, at most 224")
+	pairs := flag.Int("pairs", 15, "pairs of schedulers: where their memory lies matters as much as who calls them")
+	atMost := flag.Float64("at-most", 0, "fail if a median of the pairs' ratios is larger; 0: never")
 	flag.Parse()
+	runtime.LockOSThread() // one thread's time is read
 	worst := 0.0
 	for _, with := range []string{"plain", "graphs"} {
-		r, err := compare(*lib, with, *rows, min(*turns, 56))
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
+		var here, there, ratios []float64
+		for i := range *pairs {
+			t, err := compare(with, *rows, min(*turns, 224), i%2 == 1)
+			if err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				os.Exit(1)
+			}
+			g, c := at(t.here, 0.1), at(t.there, 0.1)
+			here, there, ratios = append(here, g), append(there, c), append(ratios, c/g)
 		}
-		fmt.Printf("%d rows, %s: Go %.1f µs, C %.1f µs a step (least %.1f, %.1f); ratio of the medians %.3f, of the least %.3f; median of the ratios turn by turn %.3f\n",
-			*rows, with, median(r.here)/1e3, median(r.there)/1e3, slices.Min(r.here)/1e3, slices.Min(r.there)/1e3,
-			median(r.there)/median(r.here), slices.Min(r.there)/slices.Min(r.here), median(r.ratios))
-		worst = max(worst, slices.Min(r.there)/slices.Min(r.here))
+		fmt.Printf("%d rows, %s: a step from Go %.2f µs, from C %.2f µs (medians of %d pairs; least %.2f, %.2f); ratio %.3f (median; %.3f to %.3f)\n",
+			*rows, with, at(here, 0.5)/1e3, at(there, 0.5)/1e3, *pairs, at(here, 0)/1e3, at(there, 0)/1e3, at(ratios, 0.5), at(ratios, 0), slices.Max(ratios))
+		worst = max(worst, at(ratios, 0.5))
 	}
 	if load, err := os.ReadFile("/proc/loadavg"); err == nil {
 		fmt.Printf("%d processors, load average %s\n", runtime.NumCPU(), strings.Fields(string(load))[0])
@@ -66,56 +65,53 @@ func main() {
 	}
 }
 
-// times are nanoseconds of processor time of a step, by turn.
-type times struct{ here, there, ratios []float64 }
+// times are nanoseconds of a step, by turn.
+type times struct{ here, there []float64 }
 
-// compare runs both sides in turns, the one that begins changing.
-func compare(lib, with string, rows, turns int) (times, error) {
-	var t times
-	c, err := startC(lib, with, rows)
-	if err != nil {
+// at is the value below which a share of all lies.
+func at(x []float64, share float64) float64 {
+	x = slices.Sorted(slices.Values(x))
+	return x[int(share*float64(len(x)))]
+}
+
+// compare runs a pair in turns, the one that begins changing. Each side's time
+// is that of its quickest tenth of turns: the rest met neighbours.
+func compare(with string, rows, turns int, cFirst bool) (times, error) {
+	var (
+		t    times
+		g    *here
+		c    *there
+		errs [2]error
+	)
+	start := []func(){func() { g, errs[0] = startGo(with, rows) }, func() { c, errs[1] = startC(with, rows) }}
+	if cFirst {
+		slices.Reverse(start)
+	}
+	for _, f := range start {
+		f()
+	}
+	if err := errors.Join(errs[:]...); err != nil {
 		return t, err
 	}
 	defer c.stop()
-	g, err := startGo(with, rows)
-	if err != nil {
-		return t, err
-	}
 	runtime.GC()
 	for i := range turns {
-		var here, there float64
-		var errs [2]error
-		sides := []func(){
-			func() { here, errs[0] = g.steps(turn) },
-			func() { there, errs[1] = c.steps(turn) },
-		}
-		sides[i%2]()
-		sides[1-i%2]()
-		for _, err := range errs {
+		for k := range 2 {
+			steps, list := g.steps, &t.here
+			if (i+k)%2 == 1 {
+				steps, list = c.steps, &t.there
+			}
+			ns, err := steps(turn)
 			if err != nil {
 				return t, err
 			}
+			*list = append(*list, ns)
 		}
-		t.here, t.there, t.ratios = append(t.here, here), append(t.there, there), append(t.ratios, there/here)
 	}
 	return t, nil
 }
 
-func median(x []float64) float64 {
-	x = slices.Sorted(slices.Values(x))
-	return x[len(x)/2]
-}
-
-// cpu is the processor time of this process.
-func cpu() time.Duration {
-	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t); err != nil {
-		panic(err) // every Linux has this clock
-	}
-	return time.Duration(t.Nano())
-}
-
-// here is the scheduler of this process.
+// here is the scheduler that Go calls.
 type here struct {
 	s    *scheduler.Scheduler
 	res  scheduler.Result
@@ -123,15 +119,21 @@ type here struct {
 	rows int
 }
 
+func budget(rows int) int { return max(8192, rows) }
+
+func blocks(rows int) int { return rows*(longest+output+16)/16 + 2 }
+
+// warm is the number of steps until all requests decode.
+func warm(rows int) int { return 2*rows*520/budget(rows) + 1 }
+
 func startGo(with string, rows int) (*here, error) {
-	most := max(8192, rows)
-	cache, err := kvcache.New(kvcache.Config{Blocks: rows*(longest+output+16)/16 + 2, BlockSize: 16})
+	cache, err := kvcache.New(kvcache.Config{Blocks: blocks(rows), BlockSize: 16})
 	if err != nil {
 		return nil, err
 	}
 	var opts []scheduler.Option
 	if with == "graphs" {
-		d, err := graphs.New(graphs.Config{MaxNumSeqs: rows, MaxNumBatchedTokens: most})
+		d, err := graphs.New(graphs.Config{MaxNumSeqs: rows, MaxNumBatchedTokens: budget(rows)})
 		if err != nil {
 			return nil, err
 		}
@@ -139,7 +141,7 @@ func startGo(with string, rows int) (*here, error) {
 		opts = append(opts, scheduler.WithGraphs(d))
 	}
 	h := &here{rows: rows}
-	if h.s, err = scheduler.New(scheduler.Config{MaxNumSeqs: rows, MaxBatchedTokens: most, MaxModelLen: longest + output}, cache, opts...); err != nil {
+	if h.s, err = scheduler.New(scheduler.Config{MaxNumSeqs: rows, MaxBatchedTokens: budget(rows), MaxModelLen: longest + output}, cache, opts...); err != nil {
 		return nil, err
 	}
 	for i := range rows {
@@ -152,7 +154,7 @@ func startGo(with string, rows int) (*here, error) {
 			return nil, err
 		}
 	}
-	for range 2*rows*520/most + 1 {
+	for range warm(rows) {
 		if _, err := h.step(); err != nil {
 			return nil, err
 		}
@@ -174,6 +176,15 @@ func (h *here) step() (int, error) {
 	return rows, err
 }
 
+// cpu is the processor time of this thread in nanoseconds.
+func cpu() float64 {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
+		panic(err) // every Linux has this clock
+	}
+	return float64(t.Nano())
+}
+
 func (h *here) steps(n int) (float64, error) {
 	begun := cpu()
 	for range n {
@@ -185,62 +196,46 @@ func (h *here) steps(n int) (float64, error) {
 			return 0, fmt.Errorf("a step has %d rows, not %d", rows, h.rows)
 		}
 	}
-	return float64(cpu()-begun) / float64(n), nil
+	return (cpu() - begun) / float64(n), nil
 }
 
-// there is the scheduler of a C program.
-type there struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *bufio.Scanner
-	dir string
-}
+// there is the scheduler that C calls.
+type there struct{ e *C.engine }
 
-func startC(lib, with string, rows int) (*there, error) {
-	lib, err := filepath.Abs(lib)
-	if err != nil {
-		return nil, err
+func startC(with string, rows int) (*there, error) {
+	config := fmt.Sprintf(`{"Cache": {"Blocks": %d, "BlockSize": 16}, "Scheduler": {"MaxNumSeqs": %d, "MaxBatchedTokens": %d, "MaxModelLen": %d}`,
+		blocks(rows), rows, budget(rows), longest+output)
+	if with == "graphs" {
+		config += `, "Graphs": {}`
 	}
-	dir, err := os.MkdirTemp("", "steps")
-	if err != nil {
-		return nil, err
+	text := C.CString(config + "}")
+	defer C.free(unsafe.Pointer(text))
+	all := abi.Functions()
+	f := (*C.functions)(C.calloc(1, C.sizeof_functions))
+	defer C.free(unsafe.Pointer(f))
+	f.create, f.add = (*[0]byte)(all["sluice_new"]), (*[0]byte)(all["sluice_add"])
+	f.release = (*[0]byte)(all["sluice_free"])
+	f.plan, f.apply = (*[0]byte)(all["sluice_plan"]), (*[0]byte)(all["sluice_apply"])
+	said := (*C.char)(C.calloc(1, 1024))
+	defer C.free(unsafe.Pointer(said))
+	e := (*C.engine)(C.calloc(1, C.sizeof_engine))
+	if status := C.engine_start(e, f, text, C.int32_t(rows), output, C.int32_t(warm(rows)), said, 1024); status != C.SLUICE_OK {
+		return nil, fmt.Errorf("status %d: %s", int(status), C.GoString(said))
 	}
-	t := &there{dir: dir}
-	built := filepath.Join(dir, "steps")
-	gcc := exec.Command("gcc", "-D_GNU_SOURCE", "-O2", "-o", built, "-x", "c", "-", "-I"+lib+"/include", "-L"+lib+"/lib", "-lsluice", "-Wl,-rpath,"+lib+"/lib")
-	gcc.Stdin = strings.NewReader(program)
-	if text, err := gcc.CombinedOutput(); err != nil {
-		t.stop()
-		return nil, fmt.Errorf("gcc: %w\n%s", err, text)
-	}
-	t.cmd = exec.Command(built, strconv.Itoa(rows), with)
-	t.cmd.Stderr = os.Stderr
-	if t.in, err = t.cmd.StdinPipe(); err != nil {
-		return nil, err
-	}
-	out, err := t.cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	t.out = bufio.NewScanner(out)
-	return t, t.cmd.Start()
+	return &there{e}, nil
 }
 
 func (t *there) steps(n int) (float64, error) {
-	if _, err := fmt.Fprintln(t.in, n); err != nil {
-		return 0, err
+	var ns C.double
+	if status := C.engine_steps(t.e, C.int32_t(n), &ns); status != C.SLUICE_OK {
+		return 0, fmt.Errorf("a step from C: status %d", int(status))
 	}
-	if !t.out.Scan() {
-		return 0, fmt.Errorf("the C program has ended: %w", io.ErrUnexpectedEOF)
-	}
-	return strconv.ParseFloat(t.out.Text(), 64)
+	return float64(ns), nil
 }
 
-// stop ends the program and removes it.
-func (t *there) stop() {
-	if t.cmd != nil {
-		_ = t.in.Close() // it ends at it
-		_ = t.cmd.Wait() // what it had to say it has said
-	}
-	_ = os.RemoveAll(t.dir) // a temporary folder
-}
+// stop frees the scheduler.
+func (t *there) stop() { C.engine_stop(t.e) }
+
+// stain lets the C side's variables hold what was left there by others: the
+// address of Go memory that is no more.
+func (t *there) stain(address uintptr) { *(*uintptr)(unsafe.Pointer(&t.e.before)) = address }

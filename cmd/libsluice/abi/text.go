@@ -1,4 +1,4 @@
-package main
+package abi
 
 // #include "sluice.h"
 // extern char *libsluice_texts[8][32];

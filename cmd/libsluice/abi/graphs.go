@@ -1,4 +1,4 @@
-package main
+package abi
 
 // #include "sluice.h"
 import "C"
@@ -56,11 +56,11 @@ func sluiceGoClassify(h C.sluice_handle, c *C.sluice_batch_t, verdicts *C.uint8_
 	var rows graphs.Rows
 	for _, a := range [...]struct {
 		name string
-		data *C.int32_t
+		data **C.int32_t
 		into *[]int32
 	}{
-		{"batch.scheduled", c.scheduled, &rows.Scheduled}, {"batch.drafts", c.drafts, &rows.Drafts}, {"batch.placeholders", c.placeholders, &rows.Placeholders},
-		{"batch.computed", c.computed, &rows.Computed}, {"batch.prefill", c.prefill, &rows.Prefill},
+		{"batch.scheduled", &c.scheduled, &rows.Scheduled}, {"batch.drafts", &c.drafts, &rows.Drafts}, {"batch.placeholders", &c.placeholders, &rows.Placeholders},
+		{"batch.computed", &c.computed, &rows.Computed}, {"batch.prefill", &c.prefill, &rows.Prefill},
 	} {
 		list, st := view[int32](o, a.name, a.data, c.size)
 		if st != C.SLUICE_OK {
@@ -68,7 +68,7 @@ func sluiceGoClassify(h C.sluice_handle, c *C.sluice_batch_t, verdicts *C.uint8_
 		}
 		*a.into = list
 	}
-	out, st := view[graphs.RowVerdict](o, "verdicts", verdicts, c.size)
+	out, st := view[graphs.RowVerdict](o, "verdicts", &verdicts, c.size)
 	if st != C.SLUICE_OK {
 		return st
 	}
@@ -91,7 +91,7 @@ func sluiceGoGraphKeys(h C.sluice_handle, keys *C.sluice_graph_key_t, capacity C
 	}
 	all := o.graphs.d.Keys()
 	*size = C.size_t(len(all))
-	out, st := view[C.sluice_graph_key_t](o, "keys", keys, min(capacity, *size))
+	out, st := view[C.sluice_graph_key_t](o, "keys", &keys, min(capacity, *size))
 	for i := range out {
 		setKey(&out[i], all[i])
 	}
@@ -108,7 +108,7 @@ func sluiceGoSetCaptured(h C.sluice_handle, captured C.int, marked *C.int32_t, s
 	if captured < C.SLUICE_NOTHING_CAPTURED || captured > C.SLUICE_PARTLY_CAPTURED {
 		return o.fail(faultf(C.SLUICE_E_ARGUMENT, "captured is %d, which is no state", int(captured)))
 	}
-	ids, st := view[int32](o, "marked", marked, size)
+	ids, st := view[int32](o, "marked", &marked, size)
 	if st != C.SLUICE_OK {
 		return st
 	}

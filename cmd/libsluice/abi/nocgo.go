@@ -1,6 +1,6 @@
 //go:build !cgo
 
-package main
+package abi
 
 // exported has nothing without C.
 type exported struct{}

@@ -1,4 +1,4 @@
-package main
+package abi
 
 // #include "sluice.h"
 import "C"
@@ -163,6 +163,6 @@ func sluiceGoTakeEvents(h C.sluice_handle, out **C.sluice_kv_events_t) (status C
 		size = 16
 	}
 	a.fill(x.mem, k.cache.BlockSize(), size)
-	*out = a.c
+	hand(out, a.c)
 	return C.SLUICE_OK
 }

@@ -1,4 +1,4 @@
-package main
+package abi
 
 // #include "sluice.h"
 import "C"
@@ -92,10 +92,10 @@ func (o *object) request(c *C.sluice_request_t) (r scheduler.Request, status C.i
 	var prompt, eos, stop []scheduler.Token
 	for _, a := range [...]struct {
 		field string
-		data  *C.int32_t
+		data  **C.int32_t
 		size  C.size_t
 		into  *[]scheduler.Token
-	}{{"prompt", c.prompt, c.prompt_size, &prompt}, {"eos", c.eos, c.eos_size, &eos}, {"stop", c.stop, c.stop_size, &stop}} {
+	}{{"prompt", &c.prompt, c.prompt_size, &prompt}, {"eos", &c.eos, c.eos_size, &eos}, {"stop", &c.stop, c.stop_size, &stop}} {
 		tokens, st := view[scheduler.Token](o, "request."+a.field, a.data, a.size)
 		if st != C.SLUICE_OK {
 			return r, st
@@ -260,7 +260,7 @@ func sluiceGoDeliver(h C.sluice_handle, events *C.sluice_event_t, size C.size_t)
 		return status
 	}
 	defer o.leave(&status)
-	given, st := view[C.sluice_event_t](o, "events", events, size)
+	given, st := view[C.sluice_event_t](o, "events", &events, size)
 	if st != C.SLUICE_OK || len(given) == 0 {
 		return st
 	}
@@ -270,7 +270,7 @@ func sluiceGoDeliver(h C.sluice_handle, events *C.sluice_event_t, size C.size_t)
 		if c.kind < C.SLUICE_RECEIVED || c.kind > C.SLUICE_SAVED {
 			return o.fail(faultf(C.SLUICE_E_ARGUMENT, "events[%d].kind is %d, which is none", i, int32(c.kind)))
 		}
-		blocks, st := view[kvcache.BlockID](o, "blocks of an event", c.blocks, c.blocks_size)
+		blocks, st := view[kvcache.BlockID](o, "blocks of an event", &c.blocks, c.blocks_size)
 		if st != C.SLUICE_OK {
 			return st
 		}

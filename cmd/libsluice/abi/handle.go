@@ -1,4 +1,4 @@
-package main
+package abi
 
 import (
 	"math/rand/v2"

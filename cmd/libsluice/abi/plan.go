@@ -1,4 +1,4 @@
-package main
+package abi
 
 // #include "sluice.h"
 import "C"
@@ -88,9 +88,8 @@ func (a *transferArrays) free(m *memory) {
 func structure[T any](m *memory) *T {
 	var zero T
 	b := m.Alloc(int(unsafe.Sizeof(zero)))
-	t := (*T)(unsafe.Pointer(unsafe.SliceData(b)))
-	*t = zero
-	return t
+	clear(b)
+	return (*T)(unsafe.Pointer(unsafe.SliceData(b)))
 }
 
 func freeStructure[T any](m *memory, t *T) {
@@ -131,7 +130,7 @@ func sluiceGoPlan(h C.sluice_handle, now C.int64_t, out **C.sluice_plan_t) (stat
 	x := &k.out
 	p := k.s.Plan(scheduler.Time(now))
 	if p == nil {
-		*out = nil
+		hand(out, nil)
 		return o.fail(faultf(C.SLUICE_E_PLANS, "%d plans are in flight: one must be applied first", len(x.flight)))
 	}
 	k.planned = p.Seq
@@ -139,7 +138,7 @@ func sluiceGoPlan(h C.sluice_handle, now C.int64_t, out **C.sluice_plan_t) (stat
 	e.plan = p
 	e.fill(o)
 	x.flight = append(x.flight, e)
-	*out = e.c
+	hand(out, e.c)
 	return C.SLUICE_OK
 }
 
@@ -255,7 +254,7 @@ func sluiceGoApply(h C.sluice_handle, seq C.uint64_t, c *C.sluice_result_t, out 
 		x.transfers.fill(x.mem, k.conn.take(), k.cache.Groups(), &x.outputs.transfers)
 	}
 	if out != nil {
-		*out = x.outputs
+		hand(out, x.outputs)
 	}
 	return C.SLUICE_OK
 }
@@ -272,26 +271,26 @@ func (o *object) result(c *C.sluice_result_t) (res scheduler.Result, status C.in
 	}
 	res.Elapsed = time.Duration(c.elapsed)
 	var st C.int
-	if res.Tokens, st = view[scheduler.Token](o, "result.tokens", c.tokens, c.tokens_size); st != C.SLUICE_OK {
+	if res.Tokens, st = view[scheduler.Token](o, "result.tokens", &c.tokens, c.tokens_size); st != C.SLUICE_OK {
 		return res, st
 	}
-	if res.Drafts, st = view[scheduler.Token](o, "result.drafts", c.drafts, c.drafts_size); st != C.SLUICE_OK {
+	if res.Drafts, st = view[scheduler.Token](o, "result.drafts", &c.drafts, c.drafts_size); st != C.SLUICE_OK {
 		return res, st
 	}
-	if res.GrammarErrors, st = view[int32](o, "result.grammar_errors", c.grammar_errors, c.grammar_errors_size); st != C.SLUICE_OK {
+	if res.GrammarErrors, st = view[int32](o, "result.grammar_errors", &c.grammar_errors, c.grammar_errors_size); st != C.SLUICE_OK {
 		return res, st
 	}
-	if res.Counts, st = optional(o, "result.counts", c.counts, c.counts_size); st != C.SLUICE_OK {
+	if res.Counts, st = optional(o, "result.counts", &c.counts, c.counts_size); st != C.SLUICE_OK {
 		return res, st
 	}
-	res.DraftCounts, st = optional(o, "result.draft_counts", c.draft_counts, c.draft_counts_size)
+	res.DraftCounts, st = optional(o, "result.draft_counts", &c.draft_counts, c.draft_counts_size)
 	return res, st
 }
 
 // optional is a view that is nil for NULL alone.
-func optional(o *object, name string, data *C.int32_t, size C.size_t) ([]int32, C.int) {
+func optional(o *object, name string, data **C.int32_t, size C.size_t) ([]int32, C.int) {
 	list, st := view[int32](o, name, data, size)
-	if data != nil && list == nil {
+	if *(*uintptr)(unsafe.Pointer(data)) != 0 && list == nil {
 		list = []int32{}
 	}
 	return list, st
@@ -305,20 +304,25 @@ func (x *exported) export(outs []scheduler.Output) {
 	}
 	x.list.need(x.mem, len(outs))
 	x.list = x.list[:len(outs)]
-	n := 0
+	list, tokens := x.list, x.tokens[:0]
 	for i := range outs {
-		n += len(outs[i].Tokens)
-	}
-	x.tokens.need(x.mem, n)
-	x.tokens = x.tokens[:n]
-	n = 0
-	for i := range outs {
-		from, to := &outs[i], &x.list[i]
+		from, to := &outs[i], &list[i]
+		n := len(tokens)
+		if n+len(from.Tokens) > cap(tokens) {
+			x.tokens = tokens
+			x.tokens.need(x.mem, n+len(from.Tokens))
+			tokens = x.tokens
+		}
+		tokens = tokens[:n+len(from.Tokens)]
+		for k, t := range from.Tokens {
+			tokens[n+k] = t
+		}
 		to.request = C.sluice_request_id(from.Request)
 		to.tokens_at, to.tokens_size = C.int32_t(n), C.int32_t(len(from.Tokens))
-		for _, t := range from.Tokens {
-			x.tokens[n] = t
-			n++
+		to.stop_token, to.cached, to.external = C.int32_t(from.StopToken), C.int32_t(from.Cached), C.int32_t(from.External)
+		if !from.First && from.Finish == scheduler.NotFinished {
+			to.finish, to.stop, to.first, to.cause, to.refusal.reason = 0, 0, 0, 0, 0
+			continue
 		}
 		to.finish, to.stop, to.first, to.cause = C.uint8_t(from.Finish), C.uint8_t(from.Stop), 0, 0
 		if from.First {
@@ -327,13 +331,13 @@ func (x *exported) export(outs []scheduler.Output) {
 		if from.Err != nil {
 			to.cause = C.uint8_t(causeOf(from.Err))
 		}
-		to.stop_token, to.cached, to.external = C.int32_t(from.StopToken), C.int32_t(from.Cached), C.int32_t(from.External)
-		to.refusal.reason = C.uint8_t(from.Refusal.Reason)
-		to.refusal.prompt_tokens, to.refusal.cached_tokens = C.int32_t(from.Refusal.PromptTokens), C.int32_t(from.Refusal.CachedTokens)
+		r := &from.Refusal
+		to.refusal = C.sluice_refusal_t{reason: C.uint8_t(r.Reason), prompt_tokens: C.int32_t(r.PromptTokens), cached_tokens: C.int32_t(r.CachedTokens)}
 	}
+	x.tokens = tokens
 	c := x.outputs
 	c.size, c.outputs = C.int32_t(len(outs)), at[C.sluice_output_t](x.list)
-	c.tokens, c.tokens_size = at[C.int32_t](x.tokens), C.int32_t(n)
+	c.tokens, c.tokens_size = at[C.int32_t](tokens), C.int32_t(len(tokens))
 }
 
 // causes of FinishError, in the order of sluice_cause.

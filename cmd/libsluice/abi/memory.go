@@ -1,4 +1,4 @@
-package main
+package abi
 
 // #include <stdlib.h>
 // #include "sluice.h"

@@ -1,6 +1,6 @@
-package main
+package abi
 
-// #cgo CFLAGS: -I${SRCDIR}/include
+// #cgo CFLAGS: -I${SRCDIR}/../include
 // #include "sluice.h"
 import "C"
 
@@ -128,19 +128,25 @@ func (o *object) sized(name string, got C.uint32_t, want uintptr) C.int {
 	return o.fail(faultf(C.SLUICE_E_SIZE, "%s: struct_size is %d, the library's structure has %d bytes", name, uint32(got), want))
 }
 
-// view is an array of C's as a slice, for reading during the call.
-func view[G any, P any](o *object, name string, data *P, size C.size_t) ([]G, C.int) {
+// view is an array of C's as a slice, for reading during the call. The pointer
+// is not looked at where size is 0: C may have left anything in its place.
+func view[G any, P any](o *object, name string, data **P, size C.size_t) ([]G, C.int) {
 	if size == 0 {
 		return nil, C.SLUICE_OK
 	}
-	if data == nil {
+	if *data == nil {
 		return nil, o.fail(faultf(C.SLUICE_E_ARGUMENT, "%s is NULL, but said to have %d entries", name, uint64(size)))
 	}
 	if size > 1<<31-1 {
 		return nil, o.fail(faultf(C.SLUICE_E_ARGUMENT, "%s is said to have %d entries", name, uint64(size)))
 	}
-	return unsafe.Slice((*G)(unsafe.Pointer(data)), int(size)), C.SLUICE_OK
+	return unsafe.Slice((*G)(unsafe.Pointer(*data)), int(size)), C.SLUICE_OK
 }
+
+// hand stores a pointer to C memory in a variable of C's. It is stored as a
+// number: for a pointer the garbage collector would look at what the variable
+// held before, and in an uninitialized one that can be anything.
+func hand[T any](to **T, p *T) { *(*uintptr)(unsafe.Pointer(to)) = uintptr(unsafe.Pointer(p)) }
 
 // copyText writes a text into C's buffer, cut to its size, and is the size that
 // all of it takes.

@@ -1,4 +1,4 @@
-package main
+package abi
 
 // #include "sluice.h"
 import "C"
