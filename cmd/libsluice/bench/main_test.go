@@ -25,12 +25,12 @@ func TestCompare(t *testing.T) {
 // there, addresses of memory that is no more among it, and the collector must
 // not look at them.
 func TestVariablesThatWereNotInitialized(t *testing.T) {
-	gone := uintptr(unsafe.Pointer(unsafe.SliceData(make([]byte, 8<<20))))
-	runtime.GC()
-	runtime.GC() // its span is free now
-	c, err := startC("plain", 16)
+	c, err := startC("plain", 256)
 	require.NoError(t, err)
 	defer c.stop()
+	gone := uintptr(unsafe.Pointer(unsafe.SliceData(make([]byte, 64<<20)))) + 32<<20
+	runtime.GC()
+	runtime.GC() // its span is free now
 	c.stain(gone)
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -44,7 +44,7 @@ func TestVariablesThatWereNotInitialized(t *testing.T) {
 			}
 		}
 	}()
-	for range 100 {
+	for range 200 {
 		_, err = c.steps(turn)
 		if err != nil {
 			break
