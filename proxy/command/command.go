@@ -13,7 +13,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -266,19 +265,7 @@ func (f *proxyFlags) logger() (*slog.Logger, error) {
 	return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})), nil
 }
 
-// collectLate lets the proxy's heap grow further between two collections while
-// it is small: requests leave little behind, and a collection every few hundred
-// of them costs more than it frees. The memory is asked for and never touched,
-// so that it takes none of the machine's. GOGC decides where it is set.
-func collectLate() (reserve []byte) {
-	if os.Getenv("GOGC") != "" {
-		return nil
-	}
-	return make([]byte, 32<<20)
-}
-
 func (f *proxyFlags) run(cmd *cobra.Command) error {
-	defer runtime.KeepAlive(collectLate())
 	errMerge := f.merge()
 	logger, errLog := f.logger()
 	if err := errors.Join(errMerge, errLog); err != nil {
