@@ -211,11 +211,17 @@ func (r *runner) disturb(ctx context.Context, sup *up.Supervisor) error {
 	kills, killing := errgroup.WithContext(ctx)
 	group, within := errgroup.WithContext(killing)
 	group.SetLimit(r.p.Concurrency)
+	pace := bursts(within, r.p.Concurrency)
 	for s := range r.plan.Sessions {
 		group.Go(func() error {
 			for turn := range r.plan.Sessions[s] {
+				if !admitted(within, pace) {
+					break
+				}
 				r.enter(killing, kills)
-				r.one(within, url, s, turn)
+				if r.one(within, url, s, turn) == failed { // a client that was refused does not come back at once
+					sleep(within, burstEvery)
+				}
 			}
 			return within.Err()
 		})
@@ -275,11 +281,66 @@ func (r *runner) kill(ctx context.Context, k Kill) error {
 	return err
 }
 
+// burstEvery is the time between two bursts of requests. They come in bursts, so
+// that a fast machine neither is through before engines are back, nor has a
+// single request at a time.
+const burstEvery = 250 * time.Millisecond
+
+// bursts gives leave for n requests at a time until ctx ends.
+func bursts(ctx context.Context, n int) <-chan struct{} {
+	leave := make(chan struct{}, n)
+	go func() {
+		tick := time.NewTicker(burstEvery)
+		defer tick.Stop()
+		for {
+			for range n {
+				select {
+				case leave <- struct{}{}:
+				default: // the last burst is not used up
+				}
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return leave
+}
+
+// admitted waits for leave; false when ctx has ended.
+func admitted(ctx context.Context, leave <-chan struct{}) bool {
+	select {
+	case <-leave:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
 // errLeft is the cause of a client's going away.
 var errLeft = errors.New("the client goes away")
 
+// verdict is what became of a request.
+type verdict uint8
+
+const (
+	right verdict = iota
+	failed
+	gone
+	wrong
+)
+
 // one sends a request and judges what came.
-func (r *runner) one(ctx context.Context, url string, s, turn int) {
+func (r *runner) one(ctx context.Context, url string, s, turn int) verdict {
 	a := r.plan.Sessions[s][turn]
 	limited, cancel := context.WithTimeout(ctx, r.p.Timeout)
 	defer cancel()
@@ -296,26 +357,32 @@ func (r *runner) one(ctx context.Context, url string, s, turn int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.report.Slowest = max(r.report.Slowest, took)
+	bad := func(format string, args ...any) verdict {
+		r.report.Wrong = append(r.report.Wrong, rec.RequestID+": "+fmt.Sprintf(format, args...))
+		return wrong
+	}
+	want := r.want[s][turn].TokenIDs
 	switch {
+	case left && !begins(want, rec.TokenIDs):
+		return bad("other tokens before the client went away")
 	case left:
 		r.report.Left++
-		if !begins(r.want[s][turn].TokenIDs, rec.TokenIDs) {
-			r.report.Wrong = append(r.report.Wrong, rec.RequestID+": other tokens before the client went away")
-		}
+		return gone
 	case limited.Err() != nil && ctx.Err() == nil:
-		r.report.Wrong = append(r.report.Wrong, fmt.Sprintf("%s: nothing came within %v", rec.RequestID, r.p.Timeout))
+		return bad("nothing came within %v", r.p.Timeout)
 	case rec.Valid() && measure.SameAnswer(&rec, &r.want[s][turn]):
 		r.report.Right++
+		return right
 	case rec.Valid():
-		r.report.Wrong = append(r.report.Wrong, fmt.Sprintf("%s: tokens %v instead of %v", rec.RequestID, rec.TokenIDs, r.want[s][turn].TokenIDs))
+		return bad("tokens %v instead of %v", rec.TokenIDs, want)
 	case !clear(&rec):
-		r.report.Wrong = append(r.report.Wrong, fmt.Sprintf("%s: status %d, %s", rec.RequestID, rec.Status, rec.Error))
-	case !begins(r.want[s][turn].TokenIDs, rec.TokenIDs):
-		r.report.Wrong = append(r.report.Wrong, rec.RequestID+": other tokens before the error")
-	default:
-		r.report.Failed++
-		r.report.ByError[fmt.Sprintf("%d %s", rec.Status, short(rec.Error))]++
+		return bad("status %d, %s", rec.Status, rec.Error)
+	case !begins(want, rec.TokenIDs):
+		return bad("other tokens before the error")
 	}
+	r.report.Failed++
+	r.report.ByError[fmt.Sprintf("%d %s", rec.Status, short(rec.Error))]++
+	return failed
 }
 
 // begins reports whether the tokens that came are the first of the right ones.
