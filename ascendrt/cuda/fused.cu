@@ -161,10 +161,15 @@ __device__ __forceinline__ void linear(const u16* x, i64 xs, const u16* gain, co
 		for (int i = 0; i < MT; i++)
 #pragma unroll
 			for (int h = 0; h < H; h++) ss[i][h] = 0.0f;
-		constexpr int AHEAD = NORM || MT > 1 ? 2 : HALF ? 6 : 3; // chunks of x that are asked for together
+		constexpr int AHEAD = NORM && MT > 1 ? 1 : NORM || MT > 1 ? 2 : HALF ? 6 : 3; // chunks of x that are asked for together
 		v4 in[AHEAD][KS][MT][H];
 		bool first = true;
 		int slot = 0, round = 0;
+		u16 early = 0; // what a thread's first output is added to
+		if (EPI == ADD && CL == 1 && threadIdx.x < ROWS * OUT * 8) {
+			int tok = threadIdx.x / (OUT * 8), out = blockIdx.x * OUT * 8 + threadIdx.x % (OUT * 8);
+			if (tok < n && out < m) early = y[tok * ys + out];
+		}
 		for (int tile = blockIdx.x / CL; tile < tiles; tile += stride) {
 			float acc[CHAINS][MT][NT][4];
 #pragma unroll
@@ -265,7 +270,7 @@ __device__ __forceinline__ void linear(const u16* x, i64 xs, const u16* gain, co
 				int tok = e / (OUT * 8), c = e % (OUT * 8), out = tile * OUT * 8 + c;
 				if (tok >= n || out >= m) continue;
 				float v = 0.0f, up = 0.0f, inv = 1.0f, old = 0.0f;
-				if (EPI == ADD) old = one(y[tok * ys + out]);
+				if (EPI == ADD) old = one(e < 256 && tile == (int)blockIdx.x ? early : y[tok * ys + out]);
 #pragma unroll
 				for (int s = 0; s < W; s++) v += part[s][tok][c];
 				if (EPI == SWIGLU)
@@ -428,12 +433,12 @@ __device__ __forceinline__ u32 turn(u32 v) { // transposes an 8x8 matrix of halv
 template<int D> struct Pitch { static constexpr int K = D + 32, V = D + 8, STAGE = 16 * (K + V); };
 
 // Attention of short rows: a request has up to 8·NQ pairs of a query token and a
-// head of one kv group. The CL blocks of a cluster share the keys, their 8 warps
+// head of one kv group. The CL blocks of a cluster share the keys, their W warps
 // take 16 at a time; everything is combined in shared memory. Scores are
 // computed transposed, keys as rows, so that few queries waste little.
 // With RING each warp copies two tiles ahead into shared memory, for steps with
 // so few requests that a multiprocessor has one block.
-template<int D, int NQ, int CL, bool RING>
+template<int D, int NQ, int CL, bool RING, int W>
 __device__ __forceinline__ void attend_short(const u16* q, i64 qs, const u16* kc, i64 kcs, const u16* vc, i64 vcs, const int* table, i64 tbs,
 	const int* starts, const int* lens, u16* y, i64 ys, int kvheads, int shift, float scale) {
 	constexpr int Q = 8 * NQ, group = GROUP;
@@ -454,13 +459,13 @@ __device__ __forceinline__ void attend_short(const u16* q, i64 qs, const u16* kc
 		ask((lane < 16 ? kc + at * kcs : vc + at * vcs) + t * width, D * 2);
 	};
 	if (rows > 0 && rows <= Q && rank * share + warp < end) ahead(rank * share + warp);
-	__shared__ u64 full[8][2];
+	__shared__ u64 full[W][2];
 	u16* ring = (u16*)pool + warp * 2 * Pitch<D>::STAGE;
 	if (RING) {
 		if (lane < 2) bar_init(&full[warp][lane], 1);
 		bars_ready();
 		__syncwarp();
-		if (rows > 0 && rows <= Q && rank * share + warp + 8 < end) ahead(rank * share + warp + 8);
+		if (rows > 0 && rows <= Q && rank * share + warp + W < end) ahead(rank * share + warp + W);
 	}
 	await();
 	if (len <= 0 || rows <= 0 || rows > Q) return;
@@ -494,9 +499,9 @@ __device__ __forceinline__ void attend_short(const u16* q, i64 qs, const u16* kc
 	};
 	if (RING)
 		for (int i = 0; i < 2; i++)
-			if (rank * share + warp + 8 * i < end) fetch(rank * share + warp + 8 * i, i);
+			if (rank * share + warp + W * i < end) fetch(rank * share + warp + W * i, i);
 	int turns = 0;
-	for (int tile = rank * share + warp; tile < end; tile += 8, turns++) {
+	for (int tile = rank * share + warp; tile < end; tile += W, turns++) {
 		const int t0 = tile * 16, last = len - 1;
 		v4 kf[D / 32][2], vf[D / 64][4];
 		if (RING) {
@@ -524,7 +529,7 @@ __device__ __forceinline__ void attend_short(const u16* q, i64 qs, const u16* kc
 				for (int b2 = 0; b2 < D / 64; b2++) vf[b2][e] = ld16(p + b2 * 64);
 			}
 		}
-		if (!RING && tile + 8 < end) ahead(tile + 8);
+		if (!RING && tile + W < end) ahead(tile + W);
 		float s[NQ][4];
 		u32 p0[NQ], p1[NQ];
 #pragma unroll
@@ -580,18 +585,18 @@ __device__ __forceinline__ void attend_short(const u16* q, i64 qs, const u16* kc
 #pragma unroll
 				for (int i = 0; i < NQ; i++) mma(acc[b][t][i], a0, a1, a2, a3, p0[i], p1[i]);
 			}
-		if (RING && tile + 16 < end) {
+		if (RING && tile + 2 * W < end) {
 			__syncwarp(); // all lanes have read the stage
-			fetch(tile + 16, turns & 1);
+			fetch(tile + 2 * W, turns & 1);
 		}
 	}
 	if (RING) __syncthreads(); // the ring's memory is used again below
 	// Warps agree on each query's maximum, then their outputs are added up.
-	float* tops = (float*)pool;         // [8][Q]
-	float* sums = tops + 8 * Q;         // [8][Q]
-	float* factors = sums + 8 * Q;      // [8][Q]
-	float* block = factors + 8 * Q;     // [Q] maxima, [Q] sums
-	float* outs = block + 2 * Q;        // [8][Q][D]
+	float* tops = (float*)pool;         // [W][Q]
+	float* sums = tops + W * Q;         // [W][Q]
+	float* factors = sums + W * Q;      // [W][Q]
+	float* block = factors + W * Q;     // [Q] maxima, [Q] sums
+	float* outs = block + 2 * Q;        // [W][Q][D]
 #pragma unroll
 	for (int i = 0; i < NQ; i++)
 #pragma unroll
@@ -608,17 +613,17 @@ __device__ __forceinline__ void attend_short(const u16* q, i64 qs, const u16* kc
 						*(float2*)(outs + (warp * Q + c) * D + b * 64 + g * 8 + 2 * t) = float2{ acc[b][t][i][e], acc[b][t][i][2 + e] };
 		}
 	__syncthreads();
-	if (threadIdx.x < 8 * Q) {
+	if (threadIdx.x < W * Q) {
 		const int c = threadIdx.x % Q;
 		float m = tops[c];
 #pragma unroll
-		for (int w = 1; w < 8; w++) m = fmaxf(m, tops[w * Q + c]);
+		for (int w = 1; w < W; w++) m = fmaxf(m, tops[w * Q + c]);
 		const float base = m == minus_inf() ? 0.0f : m * scale;
 		factors[threadIdx.x] = ex2(tops[threadIdx.x] * scale - base);
 		if (threadIdx.x < Q) {
 			float l = 0.0f;
 #pragma unroll
-			for (int w = 0; w < 8; w++) l += sums[w * Q + c] * ex2(tops[w * Q + c] * scale - base);
+			for (int w = 0; w < W; w++) l += sums[w * Q + c] * ex2(tops[w * Q + c] * scale - base);
 			block[c] = m, block[Q + c] = l;
 		}
 	}
@@ -627,26 +632,26 @@ __device__ __forceinline__ void attend_short(const u16* q, i64 qs, const u16* kc
 	// their sums there, and their maxima and sums of weights everywhere.
 	constexpr int DS = D / CL;
 	// Others push while this block still reads its ring: that is not used again.
-	float* parts = RING ? (float*)((u16*)pool + 16 * Pitch<D>::STAGE) : outs + 8 * Q * D; // [CL][Q·DS]
+	float* parts = RING ? (float*)((u16*)pool + 2 * W * Pitch<D>::STAGE) : outs + W * Q * D; // [CL][Q·DS]
 	float* stats = parts + (CL > 1 ? Q * D : 0); // [CL][2·Q]
 	if (CL > 1) {
 		cluster_wait();
 #pragma unroll 1
-		for (int e = threadIdx.x; e < 2 * Q * CL; e += 256) push(stats + rank * 2 * Q + e / CL, e % CL, block[e / CL]);
+		for (int e = threadIdx.x; e < 2 * Q * CL; e += 32 * W) push(stats + rank * 2 * Q + e / CL, e % CL, block[e / CL]);
 	}
 #pragma unroll 1
-	for (int e = threadIdx.x; e < rows * D; e += 256) {
+	for (int e = threadIdx.x; e < rows * D; e += 32 * W) {
 		const int r = e / D, d = e % D;
 		float v = 0.0f;
 #pragma unroll
-		for (int w = 0; w < 8; w++) v += outs[w * Q * D + e] * factors[w * Q + r];
+		for (int w = 0; w < W; w++) v += outs[w * Q * D + e] * factors[w * Q + r];
 		if (CL == 1) y[(first + r / group) * ys + (kvh * group + r % group) * D + d] = narrow(v / block[Q + r]);
 		else push(parts + rank * Q * DS + r * DS + d % DS, d / DS, v);
 	}
 	if (CL == 1) return;
 	cluster_sync();
 #pragma unroll 1
-	for (int e = threadIdx.x; e < rows * DS; e += 256) {
+	for (int e = threadIdx.x; e < rows * DS; e += 32 * W) {
 		const int r = e / DS, d = rank * DS + e % DS;
 		float m = minus_inf(), v = 0.0f, l = 0.0f;
 #pragma unroll
@@ -942,8 +947,8 @@ LINEAR(norm_store, 4, true, STORE)
 LINEAR(norm_swiglu, 4, true, SWIGLU)
 LINEAR(norm_swiglu, 6, true, SWIGLU)
 LINEAR(norm_float, 4, true, FLOAT)
-LINEAR1(linear_32_store2, 2, 2, false, false, STORE, 2, 2)
-LINEAR1(linear_32_add2, 2, 2, false, false, ADD, 2, 2)
+LINEAR1(linear_32_store2, 2, 2, false, false, STORE, 2, 1)
+LINEAR1(linear_32_add2, 2, 2, false, false, ADD, 2, 1)
 KERNEL __launch_bounds__(256) norm_rows_fast(const u16* x, i64 xs, const u16* gain, const int* rows, u16* y, i64 ys, i64 k, i64 eps) {
 	norm_rows(x, xs, gain, rows, y, ys, (int)k, __uint_as_float((u32)eps)); }
 KERNEL __launch_bounds__(256) gate_rows_fast(const u16* x, i64 xs, u16* y, i64 ys, i64 f) { gate_rows(x, xs, y, ys, (int)f); }
@@ -966,14 +971,15 @@ KERNEL __launch_bounds__(256) take_rows_fast(const u16* x, i64 xs, const int* ro
 #define SHORT(NQ, CL) \
 KERNEL __cluster_dims__(CL, 1, 1) __launch_bounds__(256, NQ > 1 ? 1 : 2) attend_short_##NQ##_##CL(const u16* q, i64 qs, const u16* kc, i64 kcs, const u16* vc, i64 vcs, \
 	const int* table, i64 tbs, const int* starts, const int* lens, u16* y, i64 ys, i64 kvheads, i64 shift, i64 scale) { \
-	attend_short<HEAD, NQ, CL, false>(q, qs, kc, kcs, vc, vcs, table, tbs, starts, lens, y, ys, (int)kvheads, (int)shift, __uint_as_float((u32)scale)); }
+	attend_short<HEAD, NQ, CL, false, 8>(q, qs, kc, kcs, vc, vcs, table, tbs, starts, lens, y, ys, (int)kvheads, (int)shift, __uint_as_float((u32)scale)); }
 #define SHORTS(NQ) SHORT(NQ, 1) SHORT(NQ, 2) SHORT(NQ, 4) SHORT(NQ, 8)
 SHORTS(1) SHORTS(2) SHORTS(4)
-#define RINGED(CL) \
-KERNEL __cluster_dims__(CL, 1, 1) __launch_bounds__(256, 1) attend_ring_##CL(const u16* q, i64 qs, const u16* kc, i64 kcs, const u16* vc, i64 vcs, \
+#define RINGED(NAME, CL, W, BLOCKS) \
+KERNEL __cluster_dims__(CL, 1, 1) __launch_bounds__(32 * W, BLOCKS) NAME(const u16* q, i64 qs, const u16* kc, i64 kcs, const u16* vc, i64 vcs, \
 	const int* table, i64 tbs, const int* starts, const int* lens, u16* y, i64 ys, i64 kvheads, i64 shift, i64 scale) { \
-	attend_short<HEAD, 1, CL, true>(q, qs, kc, kcs, vc, vcs, table, tbs, starts, lens, y, ys, (int)kvheads, (int)shift, __uint_as_float((u32)scale)); }
-RINGED(1) RINGED(2) RINGED(4) RINGED(8)
+	attend_short<HEAD, 1, CL, true, W>(q, qs, kc, kcs, vc, vcs, table, tbs, starts, lens, y, ys, (int)kvheads, (int)shift, __uint_as_float((u32)scale)); }
+RINGED(attend_ring_1, 1, 8, 1) RINGED(attend_ring_2, 2, 8, 1) RINGED(attend_ring_4, 4, 8, 1) RINGED(attend_ring_8, 8, 8, 1)
+RINGED(attend_rings, 1, 4, 3)
 KERNEL __launch_bounds__(128, 2) attend_long(const u16* q, i64 qs, const u16* kc, i64 kcs, const u16* vc, i64 vcs,
 	const int* table, i64 tbs, const int* starts, const int* lens, i64 requests, u16* y, i64 ys, i64 kvheads, i64 shift, i64 scale, i64 few) {
 	attend_tall<HEAD>(q, qs, kc, kcs, vc, vcs, table, tbs, starts, lens, (int)requests, y, ys, (int)kvheads, (int)shift, __uint_as_float((u32)scale), (int)few);

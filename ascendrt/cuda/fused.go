@@ -100,7 +100,7 @@ func (d *device) fewTokens(l ascendrt.LinearAttr) ([]linearKernel, error) {
 				tiles, cluster = 2, 2 // x is read by fewer blocks
 			}
 		}
-		if tokens == 32 && l.In*l.Out > mostShared && l.Epilogue != ascendrt.EpilogueFloat {
+		if tokens == 32 && l.In*l.Out > mostShared {
 			break
 		}
 		k, err := d.fast(fmt.Sprintf("linear_%d_%s%d", tokens, name, tiles), "LINEAR")
@@ -343,6 +343,18 @@ func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
 		}
 		ring = append(ring, k)
 	}
+	var rings *kernel // of 4 warps, three blocks per multiprocessor
+	ringed4 := 4 * 2 * 2 * 16 * (2*n.HeadDim + 40)
+	if queries == 1 {
+		k, err := d.fast("attend_rings", module...)
+		if err == nil {
+			err = d.allowShared(k, ringed4)
+		}
+		if err != nil {
+			return err
+		}
+		rings = k
+	}
 	tall, err := d.fast("attend_long", module...)
 	if err != nil {
 		return err
@@ -366,11 +378,15 @@ func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
 		for c < len(clusters)-1 && reqs*n.KVHeads*clusters[c+1] <= d.info.ComputeUnits && table.RowLen()*n.BlockSize > 64*clusters[c] {
 			c++
 		}
-		k, bytes := short[c], shared
-		if len(ring) > 0 && reqs*n.KVHeads*clusters[c] <= d.info.ComputeUnits {
+		k, bytes, threads := short[c], shared, 256
+		switch blocks := reqs * n.KVHeads * clusters[c]; {
+		case len(ring) == 0 || blocks > 3*d.info.ComputeUnits:
+		case blocks > d.info.ComputeUnits:
+			k, bytes, threads = rings, ringed4, 128
+		default:
 			k, bytes = ring[c], max(ringed, shared)
 		}
-		if err := t.overlap(k, [3]int{clusters[c], n.KVHeads, reqs}, 256, bytes, append(params[:len(params):len(params)], tail...)...); err != nil || !long {
+		if err := t.overlap(k, [3]int{clusters[c], n.KVHeads, reqs}, threads, bytes, append(params[:len(params):len(params)], tail...)...); err != nil || !long {
 			return err
 		}
 		per := 128 / group

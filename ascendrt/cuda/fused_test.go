@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -320,6 +321,7 @@ func TestFusedAttention(t *testing.T) {
 		{heads{32, 8, 128, 32, 0}, []row{{130, 513}, {1, 100}, {2, 64}, {3, 300}}, 0},
 		{heads{8, 1, 64, 16, 0}, []row{{97, 97}, {1, 33}, {40, 400}}, 0},
 		{heads{4, 4, 64, 16, 0}, []row{{300, 300}, {1, 9}}, 0},
+		{heads{16, 8, 128, 16, 0}, slices.Repeat([]row{{1, 130}, {1, 16}, {0, 0}, {1, 257}}, 6), 1},
 	} {
 		h, n, width := x.heads, 0, 0
 		starts, lens := []int32{0}, []int32{}
