@@ -18,12 +18,14 @@ import (
 
 // simFlags are the flags of sluice sim.
 type simFlags struct {
-	preset, trace, ids, profiles, html string
-	json, lenient                      bool
-	study                              sim.StudyConfig
-	replay                             sim.ReplayOptions
-	gaps                               []float64
-	blocks                             int
+	preset, trace, ids, cost, slo, profiles, html string
+	json, lenient                                 bool
+	study                                         sim.StudyConfig
+	replay                                        sim.ReplayOptions
+	plan                                          bool
+	instances                                     int
+	gaps                                          []float64
+	blocks                                        int
 }
 
 func newSimCmd() *cobra.Command {
@@ -60,6 +62,10 @@ once for each profile:
 	fl.StringVar(&f.trace, "trace", "", "recorded trace to play")
 	fl.StringVar(&f.ids, "ids", "auto", "where a block id of the trace names one block: file, session, or auto to tell by the ids")
 	fl.StringVar(&f.profiles, "profile", "all", "profiles to compare on a trace, separated by commas")
+	fl.StringVar(&f.cost, "cost-model", "", "with --trace: JSON file of measured step times of a Decoder rank, instead of the built-in model")
+	fl.BoolVar(&f.plan, "plan", false, "with --trace and --slo: look for the smallest cluster that keeps the targets in one profile (default guarded)")
+	fl.StringVar(&f.slo, "slo", "", "with --plan: targets of the 95th percentiles, such as ttft=2s,tpot=30ms")
+	fl.IntVar(&f.instances, "max-instances", 6, "with --plan: the most Prefillers and Decoders together")
 	fl.BoolVar(&f.json, "json", false, "print the report as JSON")
 	fl.StringVar(&f.html, "html", "", "also write the report with plots to this file")
 	fl.BoolVar(&f.lenient, "lenient", false, "leave broken lines of the trace out, and list them")
@@ -78,6 +84,12 @@ once for each profile:
 
 func (f *simFlags) run(out, errs io.Writer) error {
 	switch {
+	case f.cost != "" && f.trace == "":
+		return errors.New("--cost-model needs --trace: a preset brings its own model")
+	case f.plan != (f.slo != ""):
+		return errors.New("--plan and --slo need each other")
+	case f.plan && (f.trace == "" || len(f.gaps) > 0):
+		return errors.New("--plan needs --trace, and looks at one load")
 	case f.preset != "" && f.trace != "":
 		return errors.New("--preset and --trace contradict each other: a preset brings its own workload")
 	case f.trace != "":
@@ -128,6 +140,17 @@ func (f *simFlags) playTrace(out, errs io.Writer) error {
 	for _, b := range t.Broken {
 		fmt.Fprintf(errs, "%s: left out: %v\n", t.Name, b)
 	}
+	if f.cost != "" {
+		file, err := os.Open(f.cost)
+		if err != nil {
+			return err
+		}
+		table, err := sim.ReadTable(file)
+		if err := errors.Join(err, file.Close()); err != nil {
+			return fmt.Errorf("%s: %w", f.cost, err)
+		}
+		f.study.Decode = table
+	}
 	ids, err := trace.ParseIDs(f.ids)
 	if err != nil {
 		return err
@@ -148,6 +171,9 @@ func (f *simFlags) playTrace(out, errs io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if f.plan {
+		return f.capacity(out, t.Name, profiles, load)
+	}
 	f.study.PrefillBlocks, f.study.DecodeBlocks = f.blocks, f.blocks
 	rep := &sim.StudyReport{Workload: t.Name}
 	for _, p := range profiles {
@@ -158,6 +184,28 @@ func (f *simFlags) playTrace(out, errs io.Writer) error {
 		rep.Rows = append(rep.Rows, row)
 	}
 	return f.print(out, rep, rep.Page(), fmt.Sprintf("%s: %d conversations, %d requests", t.Name, load.Sessions(), load.Requests()))
+}
+
+// capacity prints the smallest cluster that keeps the targets.
+func (f *simFlags) capacity(out io.Writer, name string, profiles []sim.Profile, load sim.Workload) error {
+	slo, err := sim.ParseSLO(f.slo)
+	if err != nil {
+		return err
+	}
+	profile := sim.ProfileGuarded
+	if f.profiles != "all" {
+		if len(profiles) != 1 {
+			return errors.New("--plan looks at one profile")
+		}
+		profile = profiles[0]
+	}
+	host, restore := sim.HostTier()
+	rep, err := f.study.Plan(name, profile, load, slo, sim.Limits{Instances: f.instances, Blocks: f.blocks, Least: max(f.blocks/64, 1), Host: host, Restore: restore})
+	if err != nil {
+		return err
+	}
+	page := rep.Page()
+	return f.print(out, rep, page, page.Title+", "+string(profile)+", "+f.slo+". "+page.Summary)
 }
 
 // print writes the report as a table or JSON, and the page if it is wanted.

@@ -36,6 +36,10 @@ const hostTokens = 64 << 30 / (96 << 10)
 // hostRestore is the time to bring one token's 96 KiB back at 20 GB/s.
 const hostRestore = 96 << 10 / 20e9
 
+// HostTier is the host tier of these experiments: tokens of a rank, and seconds
+// to bring one back.
+func HostTier() (tokens int, restore float64) { return hostTokens, hostRestore }
+
 // AppendPrefillArms are the arms over the published cluster with so many
 // blocks on each Decoder rank.
 func AppendPrefillArms(decodeBlocks int) []Arm {

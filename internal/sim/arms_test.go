@@ -82,6 +82,7 @@ func TestGovernorWhenTheModelIsWrong(t *testing.T) {
 	for name, cost := range map[string]Cost{
 		"noise of 20 %":                         Disturbed{Cost: base, Noise: 0.2, Seed: 1},
 		"one step in 100 takes ×5":              Disturbed{Cost: base, Outliers: 0.01, OutlierBy: 5, Seed: 2},
+		"a table of measured steps":             steps(t),
 		"tiles of 256 tokens":                   Disturbed{Cost: base, Tile: 256},
 		"prefill twice as dear after 200 steps": Disturbed{Cost: base, After: 200, Scale: 2, Floor: publishedDecode},
 	} {
