@@ -284,6 +284,46 @@ func TestExternalEventIsConsumed(t *testing.T) {
 	require.ErrorIs(t, err, ascendrt.ErrUnsupported)
 }
 
+// Events may be closed while work and graphs still name them: the runtime's
+// event ends behind them.
+func TestEventsOutliveTheirClose(t *testing.T) {
+	needEmulation(t)
+	before := emulatedObjects()
+	d := openDevice(t, ascendrt.OpenOptions{Faults: "delay=3000"})
+	s, err := d.NewStream(ascendrt.StreamOptions{})
+	require.NoError(t, err)
+	other, err := d.NewStream(ascendrt.StreamOptions{})
+	require.NoError(t, err)
+	x, err := d.Alloc(64, ascendrt.PlaceDefault)
+	require.NoError(t, err)
+	e, err := d.NewEvent(ascendrt.EventOrder)
+	require.NoError(t, err)
+	flag, err := d.NewEvent(ascendrt.EventExternal)
+	require.NoError(t, err)
+	var c ascendrt.Commands
+	c.WaitEvent(flag)
+	c.Fill(x.View(), 9)
+	g, err := d.Capture(s, &c, ascendrt.CaptureOptions{})
+	require.NoError(t, err)
+	c.Reset()
+	c.Fill(x.View(), 1)
+	c.Record(e)
+	c.OnStream(other)
+	c.WaitEvent(e)
+	c.Record(flag)
+	c.OnStream(s)
+	c.Graph(g)
+	p, _, err := s.Submit(&c)
+	require.NoError(t, err)
+	require.NoError(t, e.Close())
+	require.NoError(t, flag.Close())
+	require.NoError(t, p.Wait(context.Background()))
+	submit(t, s, func(c *ascendrt.Commands) { c.Fill(x.View(), 2) })
+	require.NoError(t, g.Close())
+	require.NoError(t, d.Close(context.Background()))
+	require.Equal(t, before, emulatedObjects())
+}
+
 // With DebugSync an asynchronous fault names its command.
 func TestDebugSyncNamesTheCommand(t *testing.T) {
 	needEmulation(t)

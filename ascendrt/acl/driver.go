@@ -261,6 +261,7 @@ func injectFaults(text string) (bool, error) {
 func emulatedObjects() []int {
 	var out []int
 	count := func(lib library, symbol string, kinds int) {
+		use(lib)
 		s := C.CString(symbol)
 		defer C.free(unsafe.Pointer(s))
 		for k := range kinds {

@@ -4,6 +4,7 @@ package acl
 
 import (
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -16,6 +17,58 @@ type eventState struct {
 	raw  eventPtr
 	// Of an external event: a record was submitted that no wait has consumed.
 	pending atomic.Bool
+
+	mu     sync.Mutex
+	last   []ascendrt.Point // by stream: the last submissions that name it
+	graphs int              // that name it
+	closed bool
+}
+
+// touch notes a submission that names the event: it may not be destroyed before.
+func (e *eventState) touch(p ascendrt.Point) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.last = latest(e.last, p)
+}
+
+// latest replaces the point of a stream among points.
+func latest(points []ascendrt.Point, p ascendrt.Point) []ascendrt.Point {
+	for i := range points {
+		if points[i].Stream == p.Stream {
+			points[i] = p
+			return points
+		}
+	}
+	return append(points, p)
+}
+
+// hold keeps the event for a graph.
+func (e *eventState) hold() {
+	e.mu.Lock()
+	e.graphs++
+	e.mu.Unlock()
+}
+
+// drop is the end of a graph that named the event.
+func (e *eventState) drop(d *device) {
+	e.mu.Lock()
+	e.graphs--
+	free, points := e.closed && e.graphs == 0, e.last
+	e.mu.Unlock()
+	if free {
+		d.later(points, func() { d.eventFree(e.raw) })
+	}
+}
+
+// close ends the owner's use.
+func (e *eventState) close(d *device) {
+	e.mu.Lock()
+	e.closed = true
+	free, points := e.graphs == 0, e.last
+	e.mu.Unlock()
+	if free && d.lostError() == nil {
+		d.later(points, func() { d.eventFree(e.raw) })
+	}
 }
 
 type event struct {
@@ -116,8 +169,6 @@ func (e *event) Close() error {
 	}
 	e.cleanup.Stop()
 	e.d.give(&e.d.nevents)
-	if e.d.lostError() == nil {
-		e.d.eventFree(e.state.raw)
-	}
+	e.state.close(e.d)
 	return nil
 }

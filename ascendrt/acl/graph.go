@@ -30,6 +30,7 @@ type graphState struct {
 	targets        []*target
 	allocs         []*alloc      // pinned by the capture
 	waits, records []*eventState // external events
+	events         []*eventState // all that it names
 	last           []ascendrt.Point
 }
 
@@ -60,13 +61,7 @@ var _ ascendrt.Graph = (*graph)(nil)
 func (g *graphState) launched(p ascendrt.Point) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for i := range g.last {
-		if g.last[i].Stream == p.Stream {
-			g.last[i] = p
-			return
-		}
-	}
-	g.last = append(g.last, p)
+	g.last = latest(g.last, p)
 }
 
 // launch translates a launch: it runs behind the launch before it, wherever
@@ -144,6 +139,9 @@ func (d *device) Capture(st ascendrt.Stream, c *ascendrt.Commands, o ascendrt.Ca
 	for _, a := range g.allocs {
 		a.graphs.Add(1)
 	}
+	for _, e := range g.events {
+		e.hold()
+	}
 	h := &graph{d: d, state: g}
 	g.ref = d.refs.Add(g)
 	h.cleanup = runtime.AddCleanup(h, d.leaks.Report, handles.Dropped{What: "graph"})
@@ -200,6 +198,7 @@ func (d *device) captureInto(g *graphState, s *stream, c *ascendrt.Commands, o a
 		g.streams++
 	}
 	g.allocs, g.waits, g.records = t.allocs, t.waits, t.records
+	named := t.events
 	locked := slices.Clone(t.streams)
 	slices.SortFunc(locked, func(a, b *stream) int { return cmp.Compare(a.ref, b.ref) })
 	for _, x := range locked {
@@ -223,6 +222,7 @@ func (d *device) captureInto(g *graphState, s *stream, c *ascendrt.Commands, o a
 	for i, x := range g.targets {
 		x.group = groups[i]
 	}
+	g.events = named
 	return nil
 }
 
@@ -245,7 +245,10 @@ func (g *graphState) end(d *device) {
 	if g.update != nil {
 		d.streamFree(g.update)
 	}
-	g.raw, g.tail, g.update, g.targets = nil, nil, nil, nil
+	for _, e := range g.events {
+		e.drop(d)
+	}
+	g.raw, g.tail, g.update, g.targets, g.events = nil, nil, nil, nil, nil
 }
 
 func (g *graph) Ref() ascendrt.Ref { return g.state.ref }

@@ -122,6 +122,9 @@ func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 	for _, g := range t.graphs {
 		g.launched(p)
 	}
+	for _, e := range t.events {
+		e.touch(p)
+	}
 	rerr := d.replay(s.raw, t.words)
 	t.unlockGraphs()
 	for i, x := range t.streams {

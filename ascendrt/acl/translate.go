@@ -24,6 +24,7 @@ type translator struct {
 	signals []eventPtr // by streams
 	current *stream
 	graphs  []*graphState
+	events  []*eventState // named ones
 	index   int
 	slots   [][]int64
 	args    []ascendrt.Tensor
@@ -53,7 +54,7 @@ var translators = sync.Pool{New: func() any { return new(translator) }}
 func (t *translator) reset(d *device, s *stream, m mode) {
 	clear(t.slots)
 	*t = translator{d: d, mode: m, words: t.words[:0], streams: append(t.streams[:0], s), locked: t.locked[:0], signals: t.signals[:0], current: s,
-		graphs: t.graphs[:0], slots: t.slots[:0], args: t.args[:0], emission: emission{calls: t.emission.calls[:0]}}
+		graphs: t.graphs[:0], events: t.events[:0], slots: t.slots[:0], args: t.args[:0], emission: emission{calls: t.emission.calls[:0]}}
 }
 
 // record appends a translated record of up to six header words.
@@ -195,6 +196,7 @@ func (t *translator) one(r ascendrt.Record) error {
 		if err != nil {
 			return err
 		}
+		t.events = append(t.events, e)
 		if e.kind == ascendrt.EventExternal {
 			return t.external(e, r.Kind)
 		}

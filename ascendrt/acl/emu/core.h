@@ -60,6 +60,7 @@ struct Event {
 	uint32_t flags;
 	// Under the device's pulse.
 	uint64_t issued = 0, reached = 0;
+	int users = 0;     // queued records and waits of the first kind
 	bool flag = false; // of the other kind: set by a record, cleared by a reset
 	uint64_t us = 0;
 	// Within a capture.

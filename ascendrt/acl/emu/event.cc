@@ -30,7 +30,16 @@ static std::shared_ptr<Event> eventOf(const char *name, aclrtEvent h, int *rc) {
 }
 
 EMU_API aclError aclrtDestroyEvent(aclrtEvent h) {
-	if (int rc = enter("aclrtDestroyEvent", nullptr)) return rc;
+	Device *d;
+	int rc = enter("aclrtDestroyEvent", &d);
+	if (rc) return rc;
+	auto e = eventOf("aclrtDestroyEvent", h, &rc);
+	if (rc) return rc;
+	{
+		std::lock_guard<std::mutex> l(d->pulse);
+		if (e->users > 0) return fail(ACL_ERROR_RT_PARAM_INVALID, "aclrtDestroyEvent: a record or a wait of the event is still queued");
+	}
+	e.reset();
 	return events().remove(h) ? 0 : fail(ACL_ERROR_RT_INVALID_HANDLE, "aclrtDestroyEvent: the event %p does not exist (destroyed before?)", h);
 }
 
@@ -65,10 +74,12 @@ EMU_API aclError aclrtRecordEvent(aclrtEvent h, aclrtStream hs) {
 	{
 		std::lock_guard<std::mutex> l(d->pulse);
 		n = ++e->issued;
+		e->users++;
 	}
 	s->push([e, n, d](Stream &) {
 		std::lock_guard<std::mutex> l(d->pulse);
 		e->reached = std::max(e->reached, n);
+		e->users--;
 		e->us = nowMicros();
 		d->beat.notify_all();
 	});
@@ -130,8 +141,13 @@ EMU_API aclError aclrtStreamWaitEvent(aclrtStream hs, aclrtEvent h) {
 	{
 		std::lock_guard<std::mutex> l(d->pulse);
 		n = e->issued;
+		e->users++;
 	}
-	s->push([e, n, d](Stream &s) { await(d, s, [&] { return e->reached >= n; }); });
+	s->push([e, n, d](Stream &s) {
+		await(d, s, [&] { return e->reached >= n; });
+		std::lock_guard<std::mutex> l(d->pulse);
+		e->users--;
+	});
 	return 0;
 }
 

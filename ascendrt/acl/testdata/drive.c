@@ -84,6 +84,14 @@ static void refusals(void) {
 	GIVES(0, ACL.aclrtRecordEvent(flag, s2));
 	GIVES(0, ACL.aclrtSynchronizeStreamWithTimeout(s, -1));
 
+	GIVES(0, ACL.aclrtResetEvent(flag, s));
+	GIVES(0, ACL.aclrtSynchronizeStreamWithTimeout(s, -1)); // before the flag is set on another stream
+	GIVES(0, ACL.aclrtStreamWaitEvent(s, flag));
+	GIVES(0, ACL.aclrtRecordEvent(ev, s));
+	GIVES(ACL_ERROR_RT_PARAM_INVALID, ACL.aclrtDestroyEvent(ev)); // still queued
+	GIVES(0, ACL.aclrtRecordEvent(flag, s2));
+	GIVES(0, ACL.aclrtSynchronizeStreamWithTimeout(s, -1));
+
 	// Captures.
 	aclmdlRI g;
 	aclrtTaskGrp grp;
@@ -258,6 +266,7 @@ static void *work(void *arg) {
 			uint64_t bad[2 * ASC_REC_WORDS];
 			put(put(bad, ASC_FILL, (uint64_t)dev + N, N, 0, N, 0), ASC_SIGNAL, (uint64_t)point, 0, 0, 0, 0);
 			CHECK(asc_replay(ctx, s, bad, 2 * ASC_REC_WORDS, 0, &e) == ACL_ERROR_RT_PARAM_INVALID && e.index == 7 && strstr(e.text, "aclrtMemsetAsync"));
+			wait_for(point);
 		}
 		for (int k = 0; k < N; k++) CHECK(((unsigned char *)host)[k] == i);
 		CHECK(!asc_mem_free(ctx, dev, &e));
