@@ -62,7 +62,7 @@ func (t recorderTracer) Start(ctx context.Context, name string, options ...trace
 
 func (s *recorded) set(list []attribute.KeyValue) {
 	for _, a := range list {
-		s.attributes[string(a.Key)] = a.Value.Emit()
+		s.attributes[string(a.Key)] = a.Value.String()
 	}
 }
 
