@@ -279,9 +279,30 @@ func TestExternalEventIsConsumed(t *testing.T) {
 	_, _, err = s.Submit(&c)
 	require.ErrorIs(t, err, ascendrt.ErrInvalid, "recorded twice")
 	submit(t, s, func(c *ascendrt.Commands) { c.WaitEvent(e) })
-	submit(t, s, func(c *ascendrt.Commands) { c.WaitEvent(e); c.Record(e); c.WaitEvent(e) })
+	submit(t, s, func(c *ascendrt.Commands) { c.WaitEvent(e); c.Record(e); c.WaitEvent(e); c.Record(e); c.WaitEvent(e) })
 	_, err = d.NewEvent(ascendrt.EventIPC)
 	require.ErrorIs(t, err, ascendrt.ErrUnsupported)
+
+	// A record never overtakes the wait before it, on whatever streams they are.
+	other, err := d.NewStream(ascendrt.StreamOptions{})
+	require.NoError(t, err)
+	x, err := d.Alloc(1<<20, ascendrt.PlaceDefault)
+	require.NoError(t, err)
+	var last ascendrt.Point
+	for range 50 {
+		c.Reset()
+		c.Record(e)
+		_, _, err = s.Submit(&c)
+		require.NoError(t, err)
+		c.Reset()
+		c.Fill(x.View(), 1)
+		c.WaitEvent(e)
+		last, _, err = other.Submit(&c)
+		require.NoError(t, err)
+	}
+	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
+	defer stop()
+	require.NoError(t, last.Wait(ctx))
 }
 
 // Events may be closed while work and graphs still name them: the runtime's

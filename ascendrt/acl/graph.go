@@ -66,15 +66,23 @@ func (g *graphState) launched(p ascendrt.Point) {
 
 // launch translates a launch: it runs behind the launch before it, wherever
 // that was, and its updatable commands are issued again behind that one too.
-func (t *translator) launch(g *graphState) {
+func (t *translator) launch(g *graphState) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	t.graphs = append(t.graphs, g)
+	t.events = append(t.events, g.events...)
 	for _, e := range g.waits {
 		e.pending.Store(false)
+		t.consumed = append(t.consumed, consumer{e, t.current})
 	}
 	for _, e := range g.records {
-		e.pending.Store(true)
+		if slices.Contains(g.waits, e) {
+			e.pending.Store(true) // within the graph's own order
+			continue
+		}
+		if err := t.setFlag(e); err != nil {
+			return err
+		}
 	}
 	if g.update != nil {
 		t.record(recStream, 0, word(g.update))
@@ -85,7 +93,7 @@ func (t *translator) launch(g *graphState) {
 	t.record(recGraph, 0, word(g.raw))
 	t.record(recRecord, 0, word(g.tail))
 	if g.update == nil {
-		return
+		return nil
 	}
 	t.record(recStream, 0, word(g.update))
 	for _, x := range g.targets {
@@ -102,6 +110,7 @@ func (t *translator) launch(g *graphState) {
 		t.record(recSignal, 0, word(x.gate)) // also behind an error: the graph waits for it
 	}
 	t.record(recStream, 0, word(t.current.raw))
+	return nil
 }
 
 func (d *device) Capture(st ascendrt.Stream, c *ascendrt.Commands, o ascendrt.CaptureOptions) (ascendrt.Graph, error) {

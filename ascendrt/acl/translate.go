@@ -16,18 +16,19 @@ import (
 // translator turns the records of a buffer, with our handles and checked
 // ranges, into records with the runtime's pointers, which C replays.
 type translator struct {
-	d       *device
-	mode    mode
-	words   []uint64
-	streams []*stream // used ones, the submitting one first
-	locked  []*stream
-	signals []eventPtr // by streams
-	current *stream
-	graphs  []*graphState
-	events  []*eventState // named ones
-	index   int
-	slots   [][]int64
-	args    []ascendrt.Tensor
+	d        *device
+	mode     mode
+	words    []uint64
+	streams  []*stream // used ones, the submitting one first
+	locked   []*stream
+	signals  []eventPtr // by streams
+	current  *stream
+	graphs   []*graphState
+	events   []*eventState // named ones
+	consumed []consumer
+	index    int
+	slots    [][]int64
+	args     []ascendrt.Tensor
 
 	emission emission
 
@@ -54,7 +55,7 @@ var translators = sync.Pool{New: func() any { return new(translator) }}
 func (t *translator) reset(d *device, s *stream, m mode) {
 	clear(t.slots)
 	*t = translator{d: d, mode: m, words: t.words[:0], streams: append(t.streams[:0], s), locked: t.locked[:0], signals: t.signals[:0], current: s,
-		graphs: t.graphs[:0], events: t.events[:0], slots: t.slots[:0], args: t.args[:0], emission: emission{calls: t.emission.calls[:0]}}
+		graphs: t.graphs[:0], events: t.events[:0], consumed: t.consumed[:0], slots: t.slots[:0], args: t.args[:0], emission: emission{calls: t.emission.calls[:0]}}
 }
 
 // record appends a translated record of up to six header words.
@@ -222,7 +223,7 @@ func (t *translator) one(r ascendrt.Record) error {
 		if err != nil {
 			return err
 		}
-		t.launch(g)
+		return t.launch(g)
 	case ascendrt.KindReduce, ascendrt.KindGatherAll, ascendrt.KindAllToAll:
 		return t.collective(r)
 	default:
@@ -240,11 +241,13 @@ func (t *translator) external(e *eventState, kind ascendrt.Kind) error {
 	case t.mode == capturing:
 		t.waits = append(t.waits, e)
 	case kind == ascendrt.KindRecord:
-		if e.pending.Swap(true) {
-			return fmt.Errorf("the external event's last record was not waited for: %w", ascendrt.ErrInvalid)
+		if err := t.setFlag(e); err != nil {
+			return err
 		}
 	case !e.pending.Swap(false):
 		return nil // nothing was recorded since the last wait
+	default:
+		t.consumed = append(t.consumed, consumer{e, t.current})
 	}
 	if kind == ascendrt.KindRecord {
 		t.record(recRecord, 0, word(e.raw))
@@ -252,6 +255,38 @@ func (t *translator) external(e *eventState, kind ascendrt.Kind) error {
 	}
 	t.record(recWait, 0, word(e.raw))
 	t.record(recReset, 0, word(e.raw))
+	return nil
+}
+
+// consumer is a stream that waits for an external event in this buffer.
+type consumer struct {
+	e *eventState
+	s *stream
+}
+
+// setFlag prepares a record of an external event: it must come behind the wait
+// that clears the flag of the record before it, wherever that is.
+func (t *translator) setFlag(e *eventState) error {
+	if e.pending.Load() {
+		return fmt.Errorf("the external event's last record was not waited for: %w", ascendrt.ErrInvalid)
+	}
+	for _, c := range t.consumed {
+		if c.e == e && c.s != t.current {
+			return fmt.Errorf("the external event is recorded again while another stream of this buffer waits for it: %w", ascendrt.ErrInvalid)
+		}
+	}
+	e.pending.Store(true)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, p := range e.last {
+		s, ok := p.Stream.(*stream)
+		if !ok || s == t.current || s.done.Load() >= p.Seq {
+			continue
+		}
+		if ev := s.pending(p.Seq); ev != nil {
+			t.record(recWait, 0, word(ev))
+		}
+	}
 	return nil
 }
 
