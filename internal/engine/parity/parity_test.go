@@ -26,9 +26,11 @@ type expected struct {
 	Prompt []int     `json:"prompt"`
 	Logits []float64 `json:"logits"`
 	Tokens []int     `json:"tokens"`
+	Own    float64   `json:"own"` // how far transformers' logits in the storage type are from Logits
 }
 
-// The tolerances: relative distance of a prompt's logits.
+// The tolerances: relative distance of a prompt's logits. In bf16 it may be what
+// transformers itself is off by, if that is more.
 const (
 	fp32Apart = 1e-4
 	bf16Apart = 2e-2
@@ -83,7 +85,7 @@ func compare(t *testing.T, dir string, b ascendrt.Backend, cases []expected) {
 			got, logits := answer(t, exec, c, x.Prompt, len(x.Tokens))
 			d := distance(logits, x.Logits)
 			worst = max(worst, d)
-			require.LessOrEqual(t, d, apart, "prompt %d of %d tokens: logits", i, len(x.Prompt))
+			require.LessOrEqual(t, d, max(apart, x.Own), "prompt %d of %d tokens: logits", i, len(x.Prompt))
 			if typ == ascendrt.Float32 {
 				require.Equal(t, x.Tokens, got, "prompt %d of %d tokens: greedy continuation", i, len(x.Prompt))
 			}
