@@ -176,10 +176,14 @@ func (s *Scheduler) planRunning(b *budget, p *Plan) {
 			}
 			kept := i
 			if !s.makeRoom(r, n, &kept, b, p) {
-				if b.starved {
-					continue
+				switch {
+				case b.starved:
+				case s.cfg.Victim != VictimByRecompute:
+					return // as the reference does
+				default: // what it gave up may be enough for those behind it
+					i = kept - 1
 				}
-				return
+				continue
 			}
 			i, grown = kept, true
 		}
