@@ -254,10 +254,31 @@ func (r *rank) transferOps(step uint64) error {
 		return nil
 	}
 	r.noteOps(r.ops)
+	if err := r.quiet(); err != nil {
+		return err
+	}
 	if err := r.worker.Submit(r.ops...); err != nil {
 		return fmt.Errorf("rank %d: connector: %w", r.index, err)
 	}
 	r.noteSaved(r.ops)
+	return nil
+}
+
+// quiet waits for the steps in flight if a preempted request is about to be
+// saved: they may still write to its last block, behind what is saved.
+func (r *rank) quiet() error {
+	for i := range r.ops {
+		sv := r.saves[r.ops[i].Request]
+		if r.ops[i].Kind != connector.OpSave || sv.ofTurn {
+			continue
+		}
+		for _, f := range r.flight {
+			if err := f.step.Ran(context.Background()); err != nil {
+				return fmt.Errorf("rank %d: step %d: %w", r.index, f.plan.Seq, err)
+			}
+		}
+		return nil
+	}
 	return nil
 }
 

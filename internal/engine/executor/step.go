@@ -80,6 +80,14 @@ func (s Step) Wait(ctx context.Context, dst []scheduler.Token) ([]scheduler.Toke
 	return dst, s.result.Release()
 }
 
+// Ran blocks until the step has run and takes nothing: Wait still follows.
+func (s Step) Ran(ctx context.Context) error {
+	if s.out == nil {
+		return nil
+	}
+	return s.result.Point.Wait(ctx)
+}
+
 // Idle reports whether the step had no rows.
 func (s Step) Idle() bool { return s.out == nil }
 

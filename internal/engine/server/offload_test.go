@@ -70,8 +70,8 @@ func TestIdentityOfOffload(t *testing.T) {
 		name, transfer string
 		cfg            engine.Config
 	}{
-		{"async", offloadAlone, engine.Config{}},
 		{"with pd and recompute, runner 2", offloadAndPD, engine.Config{Additional: recompute, Runner: 2}},
+		{"async", offloadAlone, engine.Config{}},
 		{"sync", offloadAlone, engine.Config{Sync: true}},
 		{"runner 2, sync", offloadAlone, engine.Config{Sync: true, Runner: 2}},
 		{"runner 2, async", offloadAlone, engine.Config{Runner: 2}},

@@ -9,4 +9,4 @@ const sessions = 3
 const chainOutput = 192
 
 // few is the number of variants that run of a test with many.
-const few = 2
+const few = 1
