@@ -144,7 +144,7 @@ func (c *cluster) owners() map[string]map[[2]int]bool {
 // gets it, also when two of its first turns come at once to both.
 func TestReplicasShareAStore(t *testing.T) {
 	c, urls, store := replicas(t, setup{decoders: 3, ranks: 2})
-	const sessions, turns = 60, 4
+	const sessions, turns = 40, 3
 	var group sync.WaitGroup
 	for i := range sessions {
 		group.Go(func() {
