@@ -22,6 +22,7 @@ var commands = []func() *cobra.Command{
 	newSimCmd,
 	newVersionCmd,
 	newProxyCmd,
+	newEvalCmd,
 	newGoldenCmd,
 	newReplayCmd,
 	newCacheCmd,

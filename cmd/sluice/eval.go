@@ -1,0 +1,52 @@
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sluice-serving/sluice/internal/engine/eval"
+)
+
+func newEvalCmd() *cobra.Command {
+	var o eval.Options
+	var file string
+	cmd := &cobra.Command{
+		Use:   "eval",
+		Short: "Ask GSM8K questions of any OpenAI endpoint and count the right answers",
+		Long: "Ask the questions of a file in GSM8K's line format and compare the numbers of the answers: strict takes the one\n" +
+			"behind \"####\", flexible the last of the text. The first lines of the file are the examples.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			f, err := os.Open(file)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			questions, err := eval.Read(f)
+			if err != nil {
+				return fmt.Errorf("%s: %w", file, err)
+			}
+			r, err := eval.Run(cmd.Context(), questions, o)
+			if err != nil {
+				return err
+			}
+			if r.Failed == r.Asked {
+				return fmt.Errorf("no question was answered: %w", r.Err)
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), r)
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.URL, "url", "http://127.0.0.1:8000", "endpoint, without /v1")
+	f.StringVar(&o.Model, "model", "builtin", "model to ask")
+	f.StringVar(&file, "file", "", "questions, one JSON object per line")
+	f.IntVar(&o.Shots, "shots", 5, "lines that are shown as examples")
+	f.IntVar(&o.Limit, "limit", 0, "questions to ask; 0: all")
+	f.IntVar(&o.MaxTokens, "max-tokens", 512, "tokens of an answer")
+	f.IntVar(&o.Concurrency, "concurrency", 8, "requests at a time")
+	_ = cmd.MarkFlagRequired("file") // the flag exists
+	return cmd
+}
