@@ -13,7 +13,12 @@
 // whichever leg answers. Package route makes the decisions; this package owns
 // the goroutines, the connections and the lock around the Router.
 //
-// Goroutines: net/http's own per connection; the trace writer, ended by Close;
-// the load scraper, ended by Close. A turn runs on the goroutine of its
-// request and ends with it.
+// Replicas agree on owners by the session's hash, or by a Store that they share;
+// one that does not answer costs a request nothing but the hash. Package shared,
+// a module of its own, has stores in etcd and NATS.
+//
+// Goroutines: net/http's own per connection; the trace writer, the load scraper,
+// and the watchers of names, of the instances file and of the membership, all
+// ended by Close; one per instance that is asked whether it is ready. A turn
+// runs on the goroutine of its request and ends with it.
 package proxy
