@@ -169,6 +169,7 @@ var (
 	_ connector.Scheduler  = (*recordedConnector)(nil)
 	_ connector.Recovering = (*recordedConnector)(nil)
 	_ connector.Tier       = (*recordedConnector)(nil)
+	_ connector.Resetter   = (*recordedConnector)(nil)
 )
 
 func (c *recordedConnector) Lookup(r *connector.Request, local int) connector.Answer {
@@ -201,6 +202,15 @@ func (c *recordedConnector) Restorable(r *connector.Request, local int) (int, ti
 	return n, d
 }
 
+func (c *recordedConnector) ResetCache() bool {
+	yes := true
+	if r, ok := c.Scheduler.(connector.Resetter); ok {
+		yes = r.ResetCache()
+	}
+	c.rec.write(&entry{Op: "answer", Text: "reset", Yes: yes})
+	return yes
+}
+
 // playedConnector answers what was recorded.
 type playedConnector struct {
 	connector.Base
@@ -214,6 +224,7 @@ var (
 	_ connector.Recovering = (*playedConnector)(nil)
 	_ connector.Tier       = (*playedConnector)(nil)
 	_ connector.Delivery   = (*playedConnector)(nil)
+	_ connector.Resetter   = (*playedConnector)(nil)
 )
 
 // next is the answer to a question; an empty one if another was recorded.
@@ -259,3 +270,5 @@ func (c *playedConnector) Restorable(r *connector.Request, _ int) (int, time.Dur
 	l := c.next("restorable", r.ID)
 	return l.Value, l.Takes
 }
+
+func (c *playedConnector) ResetCache() bool { return c.next("reset", 0).Yes }

@@ -1,6 +1,7 @@
 package scheduler_test
 
 import (
+	"bytes"
 	"fmt"
 	"testing"
 
@@ -269,10 +270,15 @@ func (c *forgetful) ResetCache() bool {
 }
 
 func TestResetReachesTheConnector(t *testing.T) {
-	for _, can := range []bool{true, false} {
+	for i := range 4 {
+		can, recorded := i%2 == 0, i >= 2
 		conn := &forgetful{can: can}
 		c := rigConfig{opts: []scheduler.Option{scheduler.WithConnector(conn)}}
 		c.MaxModelLen = 40
+		var recording bytes.Buffer
+		if recorded {
+			c.opts = append(c.opts, scheduler.WithRecorder(scheduler.NewRecorder(&recording)))
+		}
 		r, err := newRig(c)
 		require.NoError(t, err)
 		if err := r.s.ResetCache(scheduler.ResetIdle); can {
@@ -280,6 +286,10 @@ func TestResetReachesTheConnector(t *testing.T) {
 			require.Equal(t, 1, conn.forgot)
 		} else {
 			require.ErrorIs(t, err, scheduler.ErrBusy)
+		}
+		if recorded {
+			_, err := scheduler.Replay(&recording)
+			require.NoError(t, err)
 		}
 	}
 	r := newPlain(t, nil)
