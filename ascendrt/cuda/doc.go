@@ -20,7 +20,10 @@
 // The named operations are kernels of this package (kernels.cu), compiled by
 // NVRTC at the first Plan and kept in a disk cache, keyed by source, options,
 // architecture and compiler version. They compute the bits of docs/numerics.md;
-// a matmul planned with SumFree goes to cuBLASLt instead.
+// a matmul planned with SumFree goes to cuBLASLt instead. The fused operations and
+// attention with SumFree are those of fused.cu, for tensor cores of compute
+// capability 9.0: their launches overlap, and products of more tokens than their
+// kernels take go to cuBLASLt.
 //
 // A sticky fault (an illegal address, a trap, an ECC error) loses the device:
 // the driver answers every later call of the process with the same error, so

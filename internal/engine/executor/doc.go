@@ -16,4 +16,8 @@
 // Every operation of the host device sums each output element in a fixed order,
 // whatever else is in the batch; results therefore do not depend on how prompts
 // are cut into steps, on padding, or on eager or graph execution.
+//
+// Where the device has fused operations (bfloat16 on Hopper GPUs), a layer is six
+// of them. They take and leave sampled tokens in the cells themselves, and sum in
+// an order of their own: there a prompt cut differently agrees within rounding.
 package executor
