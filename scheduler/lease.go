@@ -114,9 +114,9 @@ func (g *gap) within(spread float64) time.Duration {
 }
 
 // regular reports whether the longer a client is away, the sooner it is to be
-// expected: the times vary less than those of a memoryless client. Where they
-// vary more, who has been away longest is the least likely to come back.
-func (g *gap) regular() bool { return g.variance < g.mean*g.mean }
+// expected: the times vary at most half as much as those of a memoryless client.
+// Where they vary more, who has been away longest is the least likely to come back.
+func (g *gap) regular() bool { return 4*g.variance <= g.mean*g.mean }
 
 // sessionState is what is remembered of a session between two turns.
 type sessionState struct {
