@@ -151,8 +151,9 @@ func TestLeasesGoToThoseExpectedFirst(t *testing.T) {
 	require.EqualValues(t, 2, l.s.Stats().Leases, "but c is expected before d")
 	l.turn("e", 5, 8, Local, EndInTool)
 	require.EqualValues(t, 3, l.s.Stats().Leases, "and after e")
-	l.now += Time(time.Second)
+	l.now += Time(2 * time.Second) // everybody comes back after three seconds
 	l.turn("c", 3, 18, Local, EndOfSession)
+	l.now += Time(time.Second)
 	l.turn("d", 4, 18, Local, EndOfTurn)
 	require.EqualValues(t, 4, l.s.Stats().Leases, "nobody is expected before d")
 	require.Zero(t, ss.bare[EndOfTurn].Len())
