@@ -79,6 +79,9 @@ func (r *rig) record(seed uint64, before func(*scheduler.Plan)) [][]byte {
 // requests, whatever lies in padding and in the buffers that steps leave behind.
 func TestEveryModeGivesTheSameBytes(t *testing.T) {
 	modes := []graphs.ModeConfig{graphs.ModePiecewise, graphs.ModeFullDecodeOnly, graphs.ModeFullAndPiecewise, graphs.ModeFull}
+	if byteSeeds == 1 {
+		modes = modes[2:3]
+	}
 	onHost := func(c Config) *rig {
 		dev, err := host.Backend{}.Open(0, ascendrt.OpenOptions{Workers: 1})
 		require.NoError(t, err)
@@ -98,7 +101,7 @@ func TestEveryModeGivesTheSameBytes(t *testing.T) {
 			}
 			return c
 		}
-		for seed := range uint64(2) {
+		for seed := range uint64(byteSeeds) {
 			want := onHost(config(graphs.ModeNone)).record(seed, nil)
 			require.Greater(t, len(want), 12)
 			for _, mode := range modes {
