@@ -22,11 +22,19 @@ func (s *Scheduler) planWaiting(b *budget, p *Plan) {
 	for {
 		b.refused = false
 		s.scanWaiting(b, p)
-		// Nobody fits although nothing else will make room: what is left is held
-		// by loads that have ended and cannot run either. The last of them gives
-		// way, so that the first can.
-		if !b.refused || !s.stuck() || !s.dropLoaded(s.firstLoaded()) {
+		if !b.refused || !s.stuck() {
 			return
+		}
+		// Nobody fits although nothing else will make room: what is left is held
+		// by loads that have ended and cannot run either. The last of them give
+		// way until the first can, which goes before anyone takes the room again.
+		for first := s.firstLoaded(); ; {
+			if !s.dropLoaded(first) {
+				return
+			}
+			if s.admitLoaded(b, p) {
+				break
+			}
 		}
 	}
 }
