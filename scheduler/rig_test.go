@@ -172,10 +172,9 @@ func (r *rig) plan(fail bool) (*scheduler.Plan, error) {
 			return p, fmt.Errorf("plan %d, row %d: %s", p.Seq, i, v)
 		}
 	}
-	// Somebody progresses within two plans, or the plan says what it waits for,
-	// or takes somebody's blocks, which cannot go on.
+	// Somebody progresses within two plans, or the plan says what it waits for.
 	q := r.s.Queues()
-	if p.Rows() > 0 || p.Waits != scheduler.NoWait || len(p.Preempted) > 0 || len(q.Running)+len(q.Waiting)+len(q.Skipped) == 0 {
+	if p.Rows() > 0 || p.Waits != scheduler.NoWait || len(q.Running)+len(q.Waiting)+len(q.Skipped) == 0 {
 		r.idle = 0
 	} else if r.idle++; r.idle > 1 || !r.s.HasWork() {
 		return p, fmt.Errorf("plan %d has no rows, does not say what it waits for, and requests are there:\n%s", p.Seq, r.s.Dump())
