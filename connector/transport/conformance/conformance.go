@@ -414,13 +414,19 @@ func failingMemory(t *testing.T, open Open) {
 	}
 }
 
+// closeUnderLoad has three reads running, each into memory of its own, when the
+// reading side closes.
 func closeUnderLoad(t *testing.T, open Open) {
-	const n = 1500
-	a, b, p := pair(t, open, n)
+	const n, readers = 1500, 3
+	a, b := newSide(t, open, n*readers, 1, nil), newSide(t, open, n, 2, nil)
+	p := connect(t, a, b)
 	c := b.grantAll(t, transport.PeerReads)
-	segs := shuffled(n, a.desc.Region, b.desc.Region, 8)
 	var wg sync.WaitGroup
-	for range 3 {
+	for i := range readers {
+		segs := shuffled(n, a.desc.Region, b.desc.Region, 8)
+		for j := range segs {
+			segs[j].LocalOffset += int64(i) * n * unit
+		}
 		wg.Go(func() {
 			for p.Read(t.Context(), c, segs) == nil {
 			}
