@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -264,20 +265,23 @@ func (r *rank) transferOps(step uint64) error {
 	return nil
 }
 
-// quiet waits for the steps in flight if a preempted request is about to be
-// saved: they may still write to its last block, behind what is saved.
+// quiet waits for the steps in flight that may still write to the last block
+// of what is about to be read, behind what is read: all of them for a preempted
+// request that is saved, and those with a row of a request that is sent.
 func (r *rank) quiet() error {
 	for i := range r.ops {
-		sv := r.saves[r.ops[i].Request]
-		if r.ops[i].Kind != connector.OpSave || sv.ofTurn {
-			continue
-		}
+		op := &r.ops[i]
 		for _, f := range r.flight {
+			switch {
+			case op.Kind == connector.OpSave && !r.saves[op.Request].ofTurn:
+			case op.Kind == connector.OpSend && slices.Contains(f.plan.Requests, op.Request):
+			default:
+				continue
+			}
 			if err := f.step.Ran(context.Background()); err != nil {
 				return fmt.Errorf("rank %d: step %d: %w", r.index, f.plan.Seq, err)
 			}
 		}
-		return nil
 	}
 	return nil
 }
