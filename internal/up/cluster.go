@@ -1,6 +1,7 @@
 package up
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -97,6 +98,7 @@ type Cluster struct {
 	Device    string // empty: host
 	Prefiller Engine
 	Decoder   Engine
+	Profile   string // of append-prefill on the Decoder; empty: guarded
 	TraceDir  string // where each process keeps its trace file; empty: none
 }
 
@@ -136,11 +138,12 @@ func (c *Cluster) PrefillerCommand(name string) Command {
 		"--kv-transfer-config", c.Prefiller.transfer("kv_producer"))}
 }
 
-// DecoderCommand starts the Decoder; it admits append-prefill under the guarded profile.
+// DecoderCommand starts the Decoder; it admits append-prefill.
 func (c *Cluster) DecoderCommand(name string) Command {
+	profile := cmp.Or(c.Profile, "guarded")
 	return Command{Name: name, Args: append(c.serve(name, &c.Decoder),
 		"--kv-transfer-config", c.Decoder.transfer("kv_consumer"),
-		"--additional-config", `{"scheduler_config":{"decoder_append_prefill_enable":true,"decoder_append_prefill_profile":"guarded"}}`)}
+		"--additional-config", fmt.Sprintf(`{"scheduler_config":{"decoder_append_prefill_enable":true,"decoder_append_prefill_profile":%q}}`, profile))}
 }
 
 // AloneCommand starts an engine that serves by itself.

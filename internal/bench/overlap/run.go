@@ -49,6 +49,7 @@ func Default() Params {
 			Arrival: 3 * time.Second, Think: 50 * time.Millisecond, MaxTokens: 512,
 		},
 		Cluster: up.Cluster{
+			Profile:   "plain", // any prefix is appended to, however full the Decoder is: the overlap needs both at once
 			Prefiller: up.Engine{MaxSeqs: 4, MaxLen: 4096, Workers: 1},
 			Decoder:   up.Engine{Ranks: 2, Blocks: 420, MaxSeqs: 16, StepLimit: 256, MaxLen: 4096, Workers: 1, Extra: []string{"--enable-kv-noise"}, Transfer: hostTier},
 		},
@@ -83,9 +84,7 @@ func (r *Report) Failed() []string {
 	bad(r.Restore == 0, "nothing was restored from the host")
 	bad(r.Appends == 0, "no append attempt was admitted")
 	bad(r.HeldAfter != 0, "%v blocks or leases are held afterwards", r.HeldAfter)
-	// Of fewer than twenty one may stay as it was: it is more than the rest of the share.
-	least := min(0.95*float64(r.Controlled), max(float64(r.Controlled-1), 1))
-	bad(r.Controlled == 0 || float64(r.Changed) < least, "only %d of %d answers notice a damaged block: equal answers would prove nothing", r.Changed, r.Controlled)
+	bad(r.Controlled == 0 || float64(r.Changed) < 0.95*float64(r.Controlled), "only %d of %d answers notice a damaged block: equal answers would prove nothing", r.Changed, r.Controlled)
 	return out
 }
 
