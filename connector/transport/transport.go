@@ -112,7 +112,8 @@ type Transport interface {
 	// Revoke ends a grant and returns when no access under it can touch
 	// memory any more. Unknown capabilities are ignored.
 	Revoke(c Capability)
-	// Guarded reports whether accesses are checked against grants.
+	// Guarded reports whether every access is checked against grants. If not,
+	// only peers that keep to the protocol are held to them.
 	Guarded() bool
 	// Connect reaches a peer and learns its instance. It blocks for at most
 	// the transport's dial time or until ctx ends. The caller closes the peer.
@@ -151,6 +152,7 @@ type Stats struct {
 	WrittenBytes  uint64 // bytes that this side wrote to peers
 	ServedReads   uint64 // bytes that peers read here
 	ServedWrites  uint64 // bytes that peers wrote here
+	Fetched       uint64 // bytes that this side took out of peers' memory past the connections
 	Retries       uint64 // parts of transfers sent again after a broken connection
 	Corrupt       uint64 // frames whose checksum did not match
 	Denied        uint64 // accesses without a matching grant

@@ -249,9 +249,6 @@ func badSegments(t *testing.T, open Open) {
 func grants(t *testing.T, open Open) {
 	a, b, p := pair(t, open, 8)
 	defer closeAll(t, p, a, b)
-	if !b.Guarded() {
-		t.Skip("accesses are not checked by this transport")
-	}
 	c, err := b.Grant(transport.PeerReads, []transport.RegionID{b.desc.Region}, []int32{2, 3, 5})
 	require.NoError(t, err)
 	seg := func(off, n int64) []transport.Segment {
@@ -284,9 +281,6 @@ func revokeFences(t *testing.T, open Open) {
 	const n = 2000
 	a, b, p := pair(t, open, n)
 	defer closeAll(t, p, a, b)
-	if !b.Guarded() {
-		t.Skip("accesses are not checked by this transport")
-	}
 	c := b.grantAll(t, transport.PeerReads)
 	want := append([]byte(nil), b.mem...)
 	segs := shuffled(n, a.desc.Region, b.desc.Region, 6)

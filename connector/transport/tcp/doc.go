@@ -5,7 +5,7 @@
 //
 // Every frame is a header of 24 bytes, little endian, and a payload:
 //
-//	0  kind     u8   hello, read, write, data, done, notify
+//	0  kind     u8   hello, read, write, data, done, notify, lend, back, offer
 //	1  flags    u8   bit 0: payload checksum present; bit 1: last data frame
 //	2  status   u16  of a done frame
 //	4  length   u32  payload bytes
@@ -19,6 +19,13 @@
 //	read   → data…                 or done with an error status
 //	write, data…                   → done
 //	notify                         → done
+//
+// Over a Direct network the bytes of memory that both sides can address need
+// not travel on the streams: a read is answered by where they lie, a write says
+// where they lie, and whoever receives them fetches them.
+//
+//	read   → lend;  back           → done, an error if the grant has ended meanwhile
+//	offer                          → done
 //
 // A request's payload is the capability (16), the total length (u64), the
 // number of segments (u32) and per segment region (u32), offset (u64), length

@@ -17,11 +17,14 @@ const (
 	kindData
 	kindDone
 	kindNotify
-	kindEnd // first unknown kind
+	kindLend  // answer to a read: where the memory lies
+	kindBack  // the reader is done with what was lent
+	kindOffer // a write that the other side fetches
+	kindEnd   // first unknown kind
 )
 
 func (k kind) String() string {
-	names := [...]string{"none", "hello", "read", "write", "data", "done", "notify"}
+	names := [...]string{"none", "hello", "read", "write", "data", "done", "notify", "lend", "back", "offer"}
 	if int(k) < len(names) {
 		return names[k]
 	}
@@ -117,6 +120,10 @@ func (k kind) limit() uint32 {
 		return maxText
 	case kindNotify:
 		return transport.MaxNotify
+	case kindLend:
+		return lendBase + maxLendKeys + maxSegments*lendSize
+	case kindOffer:
+		return 4 + kindWrite.limit() + kindLend.limit()
 	}
 	return 0
 }

@@ -65,6 +65,7 @@ func FuzzParse(f *testing.F) {
 	var h [helloSize]byte
 	hello{crc: 1}.put(h[:])
 	f.Add(h[:])
+	f.Add([]byte("\x00\x00\x00\x00\x01\x00\x00\x00\x01\x00k\x00\x00\x00\x00\x00\x10\x00\x00\x00\x00\x00\x00\x05\x00\x00\x00"))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		if h, err := parseHeader(raw); err == nil {
 			require.LessOrEqual(t, h.length, h.kind.limit())
@@ -72,6 +73,9 @@ func FuzzParse(f *testing.F) {
 		if c, total, spans, err := parseRequest(raw, nil); err == nil {
 			require.LessOrEqual(t, total, int64(maxRequest))
 			require.Equal(t, raw, appendRequest(nil, c, total, spans))
+		}
+		if l, err := parseLend(raw, 5); err == nil {
+			require.LessOrEqual(t, len(l.pieces), 5)
 		}
 		_, _ = parseHello(raw)
 	})

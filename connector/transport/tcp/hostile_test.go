@@ -60,6 +60,9 @@ func hostile() map[string][]byte {
 		"write, foreign data":   then(rawFrame(header{kind: kindWrite, id: 1}, req), rawFrame(header{kind: kindData, id: 2}, make([]byte, 4096))),
 		"write, too much data":  then(rawFrame(header{kind: kindWrite, id: 1}, req), rawFrame(header{kind: kindData, id: 1}, make([]byte, 4097))),
 		"write, empty data":     then(rawFrame(header{kind: kindWrite, id: 1}, req), rawFrame(header{kind: kindData, id: 1}, nil)),
+		"offer over plain tcp":  then(rawFrame(header{kind: kindOffer, id: 1}, append(binary.LittleEndian.AppendUint32(nil, uint32(len(req))), req...))),
+		"lend to a server":      then(rawFrame(header{kind: kindLend, id: 1}, make([]byte, lendBase))),
+		"back without a lend":   then(rawFrame(header{kind: kindBack, id: 1}, nil)),
 		"wrong checksum":        then(rawFrame(header{kind: kindRead, flags: flagCRC, crc: 1}, req)),
 	}
 }
@@ -129,7 +132,7 @@ func FuzzServe(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		here, there := net.Pipe()
 		done := make(chan struct{})
-		go func() { defer close(done); s.serve(there); there.Close() }()
+		go func() { defer close(done); s.serve(there, there); there.Close() }()
 		go io.Copy(io.Discard, here)
 		_, _ = here.Write(raw)
 		here.Close()

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"net"
 	"time"
@@ -12,7 +13,7 @@ import (
 // accept owns the listener's connections until the listener is closed.
 func (t *Transport) accept() {
 	for {
-		c, err := t.ln.Accept()
+		raw, err := t.ln.Accept()
 		if err != nil {
 			if t.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return
@@ -24,6 +25,7 @@ func (t *Transport) accept() {
 			}
 			continue
 		}
+		c := raw
 		if t.cfg.WrapConn != nil {
 			c = t.cfg.WrapConn(c)
 		}
@@ -41,7 +43,7 @@ func (t *Transport) accept() {
 		t.counters.accepts.Add(1)
 		t.counters.openConns.Add(1)
 		t.wg.Go(func() {
-			t.serve(c)
+			t.serve(c, raw)
 			c.Close()
 			t.counters.openConns.Add(-1)
 			t.mu.Lock()
@@ -61,8 +63,10 @@ type server struct {
 	pieces []piece
 }
 
-func (t *Transport) serve(c net.Conn) {
+// serve answers on c, which carries what the network's connection raw does.
+func (t *Transport) serve(c, raw net.Conn) {
 	s := &server{t: t, w: newWire(c, t.cfg.StallTimeout), buf: make([]byte, kindRead.limit())}
+	s.w.fetch, _ = raw.(Fetcher)
 	err := s.run()
 	if errors.Is(err, transport.ErrProtocol) {
 		t.counters.malformed.Add(1)
@@ -84,6 +88,8 @@ func (s *server) run() error {
 			err = s.read(h)
 		case kindWrite:
 			err = s.write(h)
+		case kindOffer:
+			err = s.offer(h)
 		case kindNotify:
 			err = s.notify(h)
 		default:
@@ -126,11 +132,7 @@ func (s *server) handshake() error {
 
 // open decodes a request and resolves its segments to memory under the grant.
 // The first error is the peer's to know, the second ends the connection.
-func (s *server) open(h header, a transport.Access) (*transport.Hold, int64, error, error) {
-	b, err := s.w.readPayload(h, s.buf)
-	if err != nil {
-		return nil, 0, nil, err
-	}
+func (s *server) open(b []byte, a transport.Access) (*transport.Hold, int64, error, error) {
 	c, total, spans, err := parseRequest(b, s.spans)
 	if err != nil {
 		return nil, 0, nil, err
@@ -172,7 +174,11 @@ func (s *server) release(hold *transport.Hold) {
 }
 
 func (s *server) read(h header) error {
-	hold, total, refuse, err := s.open(h, transport.PeerReads)
+	b, err := s.w.readPayload(h, s.buf)
+	if err != nil {
+		return err
+	}
+	hold, total, refuse, err := s.open(b, transport.PeerReads)
 	if err != nil {
 		return err
 	}
@@ -180,6 +186,11 @@ func (s *server) read(h header) error {
 		return s.done(h.id, refuse)
 	}
 	defer s.release(hold)
+	if s.w.fetch != nil {
+		if b, ok := s.t.appendLend(nil, s.pieces, s.w.crc); ok {
+			return s.lend(h, b, hold, total)
+		}
+	}
 	memErr, err := s.w.sendData(h.id, &cursor{pieces: s.pieces}, total, revoked(hold))
 	if err != nil {
 		return err
@@ -189,6 +200,65 @@ func (s *server) read(h header) error {
 	}
 	s.t.counters.servedReads.Add(uint64(total))
 	return nil
+}
+
+// lend tells where the memory lies and waits until the peer is done with it.
+// What the peer has fetched counts only if the grant still stands then.
+func (s *server) lend(h header, b []byte, hold *transport.Hold, total int64) error {
+	if err := s.w.send(header{kind: kindLend, id: h.id}, b); err != nil {
+		return err
+	}
+	back, err := s.w.readHeader(2 * s.t.cfg.StallTimeout) // the peer gives up first
+	if err != nil {
+		return err
+	}
+	if back.kind != kindBack || back.id != h.id {
+		return unexpected(back)
+	}
+	err = revoked(hold)()
+	if err == nil {
+		s.t.counters.servedReads.Add(uint64(total))
+	}
+	return s.done(h.id, err)
+}
+
+// offer fetches what the peer writes.
+func (s *server) offer(h header) error {
+	if s.w.fetch == nil {
+		return unexpected(h)
+	}
+	b, err := s.w.readPayload(h, make([]byte, h.length)) // at most the limit of the kind
+	if err != nil {
+		return err
+	}
+	if len(b) < 4 || int64(binary.LittleEndian.Uint32(b)) > int64(len(b)-4) {
+		return unexpected(h)
+	}
+	n := binary.LittleEndian.Uint32(b)
+	hold, total, refuse, err := s.open(b[4:4+n], transport.PeerWrites)
+	if err != nil {
+		return err
+	}
+	if hold != nil {
+		defer s.release(hold)
+	}
+	l, err := parseLend(b[4+n:], total)
+	if err != nil {
+		return err
+	}
+	if refuse == nil {
+		if refuse, err = s.w.borrow(l, s.pieces, total); err != nil {
+			return err
+		}
+	}
+	if refuse == nil {
+		refuse = revoked(hold)()
+	}
+	if refuse == nil {
+		s.t.counters.servedWrites.Add(uint64(total))
+		s.t.counters.fetched.Add(uint64(total))
+	}
+	return s.done(h.id, refuse)
 }
 
 func revoked(hold *transport.Hold) func() error {
@@ -201,7 +271,11 @@ func revoked(hold *transport.Hold) func() error {
 }
 
 func (s *server) write(h header) error {
-	hold, total, refuse, err := s.open(h, transport.PeerWrites)
+	b, err := s.w.readPayload(h, s.buf)
+	if err != nil {
+		return err
+	}
+	hold, total, refuse, err := s.open(b, transport.PeerWrites)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package tcp
 import (
 	"context"
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -50,12 +51,16 @@ func (s *slot) run() {
 	defer s.disconnect()
 	var pending []*chunk
 	var ids []uint64
+	atOnce := depth
+	if s.p.t.direct != nil {
+		atOnce = 1 // what is lent is given back before the next request
+	}
 	for {
 		var only kind
 		if len(pending) > 0 {
 			only = pending[0].op.kind
 		}
-		if len(pending) < depth {
+		if len(pending) < atOnce {
 			if c := s.p.take(s, only, len(pending) == 0); c != nil {
 				if len(pending) == 0 {
 					s.idle = s.w != nil
@@ -142,6 +147,12 @@ func (s *slot) start(c *chunk) (error, error) {
 		return nil, s.w.send(header{kind: kindNotify, id: s.id}, c.msg)
 	}
 	payload := appendRequest(make([]byte, 0, requestBase+len(c.spans)*segmentSize), o.key, c.total, c.spans)
+	if s.w.fetch != nil && o.kind == kindWrite {
+		offer := append(binary.LittleEndian.AppendUint32(nil, uint32(len(payload))), payload...)
+		if b, ok := s.p.t.appendLend(offer, c.pieces, s.w.crc); ok {
+			return nil, s.w.send(header{kind: kindOffer, id: s.id}, b)
+		}
+	}
 	if err := s.w.send(header{kind: o.kind, id: s.id}, payload); err != nil || o.kind == kindRead {
 		return nil, err
 	}
@@ -154,6 +165,7 @@ func (s *slot) receive(c *chunk, id uint64) (error, error) {
 	cur := &cursor{pieces: c.pieces}
 	left := c.total
 	var chunkErr error
+	borrowed := false
 	for {
 		h, err := s.w.readHeader(s.w.stall)
 		if err != nil {
@@ -169,15 +181,23 @@ func (s *slot) receive(c *chunk, id uint64) (error, error) {
 			if err != nil {
 				return nil, err
 			}
-			if h.status == statusOK && c.op.kind == kindRead {
+			if h.status == statusOK && c.op.kind == kindRead && !borrowed {
 				return nil, unexpected(h)
 			}
 			if err := h.status.err(text); err != nil {
 				return err, nil
 			}
 			return chunkErr, nil
+		case kindLend:
+			if c.op.kind != kindRead || s.w.fetch == nil || borrowed || left < c.total {
+				return nil, unexpected(h)
+			}
+			if chunkErr, err = s.borrow(h, c); err != nil {
+				return nil, err
+			}
+			borrowed = true
 		case kindData:
-			if c.op.kind != kindRead || h.length == 0 || int64(h.length) > left {
+			if borrowed || c.op.kind != kindRead || h.length == 0 || int64(h.length) > left {
 				return nil, unexpected(h)
 			}
 			left -= int64(h.length)
@@ -199,6 +219,28 @@ func (s *slot) receive(c *chunk, id uint64) (error, error) {
 			return nil, unexpected(h)
 		}
 	}
+}
+
+// borrow fetches what the peer lends and says that it is done with it.
+func (s *slot) borrow(h header, c *chunk) (error, error) {
+	b, err := s.w.readPayload(h, make([]byte, h.length)) // at most the limit of the kind
+	if err != nil {
+		return nil, err
+	}
+	l, err := parseLend(b, c.total)
+	if err != nil {
+		return nil, err
+	}
+	chunkErr, err := s.w.borrow(l, c.pieces, c.total)
+	if err != nil {
+		return nil, err
+	}
+	if chunkErr == nil {
+		s.p.t.counters.fetched.Add(uint64(c.total))
+	} else if errors.Is(chunkErr, transport.ErrCorrupt) {
+		s.p.t.counters.corrupt.Add(1)
+	}
+	return chunkErr, s.w.send(header{kind: kindBack, id: h.id}, nil)
 }
 
 func unexpected(h header) error {
@@ -239,12 +281,16 @@ func (p *peer) dial(ctx context.Context) (*wire, hello, error) {
 	}
 	p.t.counters.dials.Add(1)
 	p.t.counters.openConns.Add(1)
+	fetch, _ := c.(Fetcher)
 	if p.t.cfg.WrapConn != nil {
 		c = p.t.cfg.WrapConn(c)
 	}
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()
 	w, theirs, err := p.greet(ctx, c)
+	if err == nil {
+		w.fetch = fetch
+	}
 	if err == nil && !stop() {
 		err = context.Cause(ctx)
 	}

@@ -140,6 +140,7 @@ type Transport struct {
 	instance transport.Instance
 	ln       net.Listener
 	addr     string
+	direct   Direct // nil: all bytes travel on the streams
 	regions  transport.Regions
 	grants   transport.Grants
 	counters counters
@@ -152,6 +153,9 @@ type Transport struct {
 	accepted map[net.Conn]struct{}
 	peers    map[*peer]struct{}
 	closed   bool
+
+	exposedMu sync.RWMutex
+	exposed   map[transport.RegionID]exposure
 }
 
 var _ transport.Transport = (*Transport)(nil)
@@ -159,7 +163,7 @@ var _ transport.Transport = (*Transport)(nil)
 type counters struct {
 	read, written, servedReads, servedWrites atomic.Uint64
 	retries, corrupt, denied, malformed      atomic.Uint64
-	dials, accepts                           atomic.Uint64
+	dials, accepts, fetched                  atomic.Uint64
 	openConns, openTransfers                 atomic.Int64
 }
 
@@ -173,7 +177,8 @@ func New(cfg Config) (*Transport, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%s transport: %w", cfg.Network.Name(), err), cfg.Network.Close())
 	}
-	t := &Transport{cfg: cfg, ln: ln, addr: cfg.Advertise, accepted: map[net.Conn]struct{}{}, peers: map[*peer]struct{}{}}
+	t := &Transport{cfg: cfg, ln: ln, addr: cfg.Advertise, accepted: map[net.Conn]struct{}{}, peers: map[*peer]struct{}{}, exposed: map[transport.RegionID]exposure{}}
+	t.direct, _ = cfg.Network.(Direct)
 	if t.addr == "" {
 		t.addr = ln.Addr().String()
 	}
@@ -192,16 +197,31 @@ func (t *Transport) Instance() transport.Instance { return t.instance }
 // Address is what peers dial.
 func (t *Transport) Address() string { return t.addr }
 
-// Guarded is true: every access is checked.
-func (t *Transport) Guarded() bool { return true }
+// Guarded is true where every access is checked: over a Direct network only
+// peers that keep to the protocol are held to their grants.
+func (t *Transport) Guarded() bool { return t.direct == nil }
 
 // Register makes memory addressable.
 func (t *Transport) Register(m transport.Memory, unit int64) (transport.Descriptor, error) {
-	return t.regions.Register(m, unit)
+	d, err := t.regions.Register(m, unit)
+	if err == nil {
+		if err = t.expose(d.Region, m); err != nil {
+			err = errors.Join(err, t.regions.Deregister(d.Region))
+		}
+	}
+	if err != nil {
+		return transport.Descriptor{}, err
+	}
+	return d, nil
 }
 
 // Deregister waits for the region's users.
-func (t *Transport) Deregister(r transport.RegionID) error { return t.regions.Deregister(r) }
+func (t *Transport) Deregister(r transport.RegionID) error {
+	if err := t.regions.Deregister(r); err != nil {
+		return err
+	}
+	return t.conceal(r)
+}
 
 // Grant opens units of regions to peers.
 func (t *Transport) Grant(a transport.Access, regions []transport.RegionID, units []int32) (transport.Capability, error) {
@@ -218,7 +238,7 @@ func (t *Transport) Stats() transport.Stats {
 		ReadBytes: c.read.Load(), WrittenBytes: c.written.Load(),
 		ServedReads: c.servedReads.Load(), ServedWrites: c.servedWrites.Load(),
 		Retries: c.retries.Load(), Corrupt: c.corrupt.Load(), Denied: c.denied.Load(), Malformed: c.malformed.Load(),
-		Dials: c.dials.Load(), Accepts: c.accepts.Load(),
+		Dials: c.dials.Load(), Accepts: c.accepts.Load(), Fetched: c.fetched.Load(),
 		OpenConns: c.openConns.Load(), OpenTransfers: c.openTransfers.Load(),
 	}
 }
@@ -245,6 +265,9 @@ func (t *Transport) Close() error {
 		p.Close()
 	}
 	t.wg.Wait()
+	for id := range t.exposed { // nobody is left to change it
+		err = errors.Join(err, t.conceal(id))
+	}
 	return errors.Join(err, t.cfg.Network.Close())
 }
 

@@ -42,6 +42,7 @@ func (c *cursor) take(n int64) (r *transport.Region, off, length int64) {
 // wire is one connection with its buffers. One goroutine uses it.
 type wire struct {
 	conn  net.Conn
+	fetch Fetcher // nil: all bytes travel on conn
 	br    *bufio.Reader
 	crc   bool // payload checksums in both directions
 	stall time.Duration
