@@ -174,10 +174,11 @@ func (s *Scheduler) admit(r *request, b *budget, p *Plan) step {
 	}
 	var hit kvcache.Match
 	var ext connector.Answer
+	var judged AppendDecision
 	if r.computed == 0 {
 		hit = s.lookup(r)
-		if v, why := s.appendVerdict(r, int32(hit.Tokens)); v == appendRefuse {
-			s.refuse(r, why, int32(hit.Tokens), p)
+		if judged = s.appendVerdict(r, int32(hit.Tokens)); judged.Verdict == AppendRefuse {
+			s.refuse(r, judged, p)
 			return admitted
 		}
 		if s.conn != nil {
@@ -188,7 +189,9 @@ func (s *Scheduler) admit(r *request, b *budget, p *Plan) step {
 			}
 		}
 		if s.belowThreshold(r, hit.Tokens+ext.Tokens) {
-			s.refuse(r, BelowThreshold, int32(hit.Tokens), p)
+			judged = s.judged(r, int32(hit.Tokens))
+			judged.Rule, judged.Verdict, judged.Reason = RuleThreshold, AppendRefuse, BelowThreshold
+			s.refuse(r, judged, p)
 			return admitted
 		}
 	}
@@ -216,6 +219,9 @@ func (s *Scheduler) admit(r *request, b *budget, p *Plan) step {
 	}
 	if s.conn != nil {
 		s.conn.Allocated(r.known(), s.tablesOf(r), hit.Tokens, ext.Tokens)
+	}
+	if judged.Rule != RuleNone {
+		s.tellAppend(r, judged)
 	}
 	s.recordLookup(r, hit.Tokens, ext.Tokens)
 	s.sessionHolds(r)

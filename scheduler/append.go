@@ -6,16 +6,6 @@ import (
 	"github.com/sluice-serving/sluice/connector"
 )
 
-// appendVerdict is what the rule for append attempts makes of a request that
-// is about to be admitted.
-type appendVerdict uint8
-
-const (
-	appendNative appendVerdict = iota // the rule does not apply
-	appendAdmit                       // a usable prefix is here
-	appendRefuse
-)
-
 // appendVerdict decides whether an append attempt is admitted. It is asked at
 // the moment of scheduling, with the hit that the admission would use, before
 // any call of a connector that has an effect. The first line that matches wins:
@@ -26,21 +16,26 @@ const (
 //	d  it has computed tokens already                             → native
 //	e  the local hit is usable                                    → admit
 //	f  otherwise                                                  → refuse
-func (s *Scheduler) appendVerdict(r *request, hit int32) (appendVerdict, RefusalReason) {
+func (s *Scheduler) appendVerdict(r *request, hit int32) AppendDecision {
+	if !s.isAppend(r) { // a
+		return AppendDecision{}
+	}
+	d := s.judged(r, hit)
 	switch {
-	case !s.isAppend(r): // a
-		return appendNative, NotRefused
 	case r.outputs() > 0 || r.placeholders > 0 || r.stale > s.applied: // b
-		return appendNative, NotRefused
+		d.Rule = RuleOutput
 	case s.conn != nil && connector.HasRecovery(s.conn, r.id): // c
-		return appendNative, NotRefused
+		d.Rule = RuleRecovery
 	case r.computed > 0: // d
-		return appendNative, NotRefused
+		d.Rule = RuleComputed
+	default:
+		if d.Reason = s.unusable(r, &d); d.Reason == NotRefused {
+			d.Rule, d.Verdict = RuleUsable, AppendAdmit // e
+		} else {
+			d.Rule, d.Verdict = RuleUnusable, AppendRefuse // f
+		}
 	}
-	if why := s.unusable(r, hit); why != NotRefused {
-		return appendRefuse, why // f
-	}
-	return appendAdmit, NotRefused // e
+	return d
 }
 
 // isAppend is true for append attempts while the rule is on.
@@ -49,17 +44,18 @@ func (s *Scheduler) isAppend(r *request) bool {
 }
 
 // unusable says why a local hit does not make an attempt worth while, or
-// NotRefused if it does.
-func (s *Scheduler) unusable(r *request, hit int32) RefusalReason {
+// NotRefused if it does. What it has looked at beside the hit goes to d.
+func (s *Scheduler) unusable(r *request, d *AppendDecision) RefusalReason {
 	c := &s.cfg.Append
-	total := r.total()
+	total, hit := r.total(), d.CachedTokens
 	var takes time.Duration
 	if c.Tier == RestoreFromTier && s.conn != nil && !s.appends.draining {
 		// What a tier brings back counts as cached if that is faster than the
 		// other route.
-		n, d := connector.Restorable(s.conn, r.known(), int(hit))
-		if n > 0 && (r.req.RemoteETA == 0 || d < r.req.RemoteETA) {
-			hit, takes = hit+int32(n), d
+		n, t := connector.Restorable(s.conn, r.known(), int(hit))
+		if n > 0 && (r.req.RemoteETA == 0 || t < r.req.RemoteETA) {
+			d.RestorableTokens = int32(n)
+			hit, takes = hit+int32(n), t
 		}
 	}
 	switch {
@@ -71,8 +67,11 @@ func (s *Scheduler) unusable(r *request, hit int32) RefusalReason {
 		return BelowMinPrefix
 	case c.MaxSuffixTokens > 0 && total-hit > int32(c.MaxSuffixTokens):
 		return SuffixTooLong
-	case c.Overload == CompareRemote && r.req.RemoteETA > 0 && takes+s.localETA(total-hit) > r.req.RemoteETA:
-		return Busy
+	case c.Overload == CompareRemote && r.req.RemoteETA > 0:
+		d.LocalETA = takes + s.localETA(total-hit)
+		if d.LocalETA > r.req.RemoteETA {
+			return Busy
+		}
 	}
 	return NotRefused
 }
@@ -84,12 +83,14 @@ func (s *Scheduler) belowThreshold(r *request, found int) bool {
 	return t > 0 && r.outputs() == 0 && r.placeholders == 0 && r.stale <= s.applied && float64(found) < t*float64(r.total())
 }
 
-// refuse ends an append attempt without a token. It holds nothing.
-func (s *Scheduler) refuse(r *request, why RefusalReason, hit int32, p *Plan) {
-	ref := Refusal{Reason: why, PromptTokens: r.prompt, CachedTokens: hit}
+// refuse ends a request without a token, for the reason of the decision. It
+// holds nothing.
+func (s *Scheduler) refuse(r *request, d AppendDecision, p *Plan) {
+	ref := Refusal{Reason: d.Reason, PromptTokens: r.prompt, CachedTokens: d.CachedTokens}
 	p.Refused = add(s.alloc, p.Refused, r.id)
 	p.Refusals = add(s.alloc, p.Refusals, ref)
-	s.stats.Refused[why]++
+	s.stats.Refused[d.Reason]++
+	s.tellAppend(r, d)
 	out := s.finish(r, FinishRefused)
 	out.Refusal = ref
 	s.early = append(s.early, earlyOutput{p.Seq, out})

@@ -16,6 +16,7 @@ type appendState struct {
 	draining bool
 	sessions *sessions  // nil: nothing is leased
 	late     []*request // attempts that have waited as long as they may
+	tell     func(AppendDecision)
 }
 
 // governs is true for requests whose prefill is bounded by the governor.
@@ -85,7 +86,9 @@ func (s *Scheduler) SetAgreement(a Agreement) {
 func (s *Scheduler) beginAppends(b *budget, p *Plan) Agreement {
 	for _, r := range s.appends.late {
 		if r.status == Waiting && r.computed == 0 {
-			s.refuse(r, Busy, int32(s.lookup(r).Tokens), p)
+			d := s.judged(r, int32(s.lookup(r).Tokens))
+			d.Rule, d.Verdict, d.Reason = RuleWaited, AppendRefuse, Busy
+			s.refuse(r, d, p)
 		}
 	}
 	s.appends.late = s.appends.late[:0]

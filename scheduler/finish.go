@@ -109,6 +109,9 @@ func (s *Scheduler) sendAway(r *request) {
 	if s.isAppend(r) && r.outputs() == 0 && r.stale <= s.applied {
 		ref := Refusal{Reason: Busy, PromptTokens: r.prompt}
 		s.stats.Refused[Busy]++
+		d := s.judged(r, 0)
+		d.Rule, d.Verdict, d.Reason = RuleGaveWay, AppendRefuse, Busy
+		s.tellAppend(r, d)
 		out := s.finish(r, FinishRefused)
 		out.Refusal = ref
 		s.early = append(s.early, earlyOutput{0, out})

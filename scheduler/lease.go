@@ -122,6 +122,7 @@ func (g *gap) regular() bool { return 4*g.variance <= g.mean*g.mean }
 type sessionState struct {
 	name    string
 	lease   kvcache.LeaseID
+	until   Time // the lease's deadline
 	ended   Time // of the last complete turn
 	end     TurnEnd
 	away    bool // no turn has come since
@@ -272,7 +273,7 @@ func (s *Scheduler) leaseTurn(r *request, complete bool) {
 		if ss.waits[e.end].regular() && ss.worthwhile() && ss.first(s.now, deadline) && ss.makeRoom(s, r.seq.Published()) {
 			id, result, err := s.cache.Lease(&r.seq, kvcache.Time(deadline))
 			if err == nil && result == kvcache.LeaseGranted {
-				e.lease = id
+				e.lease, e.until = id, deadline
 				e.granted = ss.leased.PushBack(e)
 				s.stats.Leases++
 				return
@@ -372,9 +373,27 @@ func (s *Scheduler) EndTurn(session string, end TurnEnd) error {
 			ss.forget(s, e)
 		}
 	case e.granted != nil:
-		if s.cache.Renew(e.lease, kvcache.Time(ss.deadline(e))) != nil {
+		e.until = ss.deadline(e)
+		if s.cache.Renew(e.lease, kvcache.Time(e.until)) != nil {
 			ss.endLease(s, e)
 		}
 	}
 	return nil
+}
+
+// LeasedUntil is until when the prefix of a session's last turn is kept, as far
+// as the pool allows, and how many tokens of it; 0 and 0 without a lease.
+func (s *Scheduler) LeasedUntil(session string) (until Time, tokens int) {
+	ss := s.appends.sessions
+	if ss == nil {
+		return 0, 0
+	}
+	e := ss.byName[session]
+	if e == nil || e.granted == nil {
+		return 0, 0
+	}
+	if tokens = s.cache.LeaseTokens(e.lease); tokens == 0 {
+		return 0, 0
+	}
+	return e.until, tokens
 }
