@@ -7,6 +7,7 @@ import (
 	"net"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/sluice-serving/sluice/ascendrt"
@@ -16,6 +17,7 @@ import (
 	"github.com/sluice-serving/sluice/connector/pd"
 	"github.com/sluice-serving/sluice/connector/transport"
 	"github.com/sluice-serving/sluice/connector/transport/faulty"
+	"github.com/sluice-serving/sluice/connector/transport/mooncake"
 	"github.com/sluice-serving/sluice/connector/transport/tcp"
 	"github.com/sluice-serving/sluice/connector/transport/ucx"
 )
@@ -175,8 +177,10 @@ func (r *rank) transport(t *KVTransfer, c *pd.WorkerConfig, n transport.Notified
 		return made, nil
 	case TransportUCX:
 		return ucx.New(cfg)
+	case TransportMooncake:
+		return mooncake.New(cfg)
 	default:
-		return nil, &transport.UnavailableError{Transport: name, Reason: "this project does not implement it yet; use tcp or ucx"}
+		return nil, &transport.UnavailableError{Transport: name, Reason: "there is no such transport; use one of " + strings.Join(transports, ", ")}
 	}
 }
 

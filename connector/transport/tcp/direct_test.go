@@ -151,7 +151,7 @@ func TestWhatIsFetched(t *testing.T) {
 	require.NoError(t, p.Write(t.Context(), w, segs))
 	require.Equal(t, total, y.Stats().Fetched)
 	for _, s := range segs {
-		require.Equal(t, my[s.RemoteOffset:s.RemoteOffset+s.Length], mx[s.LocalOffset:s.LocalOffset+s.Length])
+		require.Equal(t, []byte(my[s.RemoteOffset:s.RemoteOffset+s.Length]), []byte(mx[s.LocalOffset:s.LocalOffset+s.Length]))
 	}
 }
 
@@ -163,7 +163,7 @@ func TestSpoiledFetchIsFoundAndRepaired(t *testing.T) {
 	n.spoil.Store(2)
 	require.NoError(t, p.Read(t.Context(), c, segs))
 	for _, s := range segs {
-		require.Equal(t, my[s.RemoteOffset:s.RemoteOffset+s.Length], mx[s.LocalOffset:s.LocalOffset+s.Length])
+		require.Equal(t, []byte(my[s.RemoteOffset:s.RemoteOffset+s.Length]), []byte(mx[s.LocalOffset:s.LocalOffset+s.Length]))
 	}
 	require.NotZero(t, x.Stats().Retries)
 	require.NotZero(t, x.Stats().Corrupt)

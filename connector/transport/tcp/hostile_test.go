@@ -192,7 +192,7 @@ func TestCorruptionIsFoundAndRepaired(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, p.Read(t.Context(), c, segs))
 	for _, s := range segs {
-		require.Equal(t, my[s.RemoteOffset:s.RemoteOffset+s.Length], mx[s.LocalOffset:s.LocalOffset+s.Length])
+		require.Equal(t, []byte(my[s.RemoteOffset:s.RemoteOffset+s.Length]), []byte(mx[s.LocalOffset:s.LocalOffset+s.Length]))
 	}
 	require.NotZero(t, x.Stats().Retries)
 	require.Negative(t, left.Load())
@@ -213,7 +213,7 @@ func TestCorruptionWithoutRepairNamesSegments(t *testing.T) {
 	require.Len(t, failed, 64, "one part of 256 KiB")
 	for i, s := range segs {
 		if !failed[i] {
-			require.Equal(t, my[s.RemoteOffset:s.RemoteOffset+s.Length], mx[s.LocalOffset:s.LocalOffset+s.Length])
+			require.Equal(t, []byte(my[s.RemoteOffset:s.RemoteOffset+s.Length]), []byte(mx[s.LocalOffset:s.LocalOffset+s.Length]))
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-serving/sluice/connector/transport"
 	"github.com/sluice-serving/sluice/connector/transport/conformance"
+	"github.com/sluice-serving/sluice/connector/transport/mooncake/emulated"
 	"github.com/sluice-serving/sluice/internal/engine"
 	"github.com/sluice-serving/sluice/internal/openai"
 	"github.com/sluice-serving/sluice/internal/testkit/identity"
@@ -174,30 +175,37 @@ func TestIdentityUnderTransportFaults(t *testing.T) {
 	x.nothingHeld()
 }
 
-// A transport that this binary lacks is an error at the start that says what to
-// do; ucx, where it was built in, gives the same answers.
+// Each transport gives the same answers; one that this binary or machine lacks
+// is an error at the start that says what to do.
 func TestIdentityOfTransports(t *testing.T) {
-	w := reference(t)
-	p, d := prefiller(), decoder()
-	p.KVTransfer.Extra.Transport, d.KVTransfer.Extra.Transport = engine.TransportMooncake, engine.TransportMooncake
-	_, err := engine.New(t.Context(), d, engine.Options{})
-	var absent *transport.UnavailableError
-	require.ErrorAs(t, err, &absent)
-	require.Equal(t, "mooncake", absent.Transport)
-
-	p.KVTransfer.Extra.Transport, d.KVTransfer.Extra.Transport = engine.TransportUCX, engine.TransportUCX
-	if e, err := engine.New(t.Context(), engine.Config{KVTransfer: d.KVTransfer, Eager: true, MaxSeqs: 4, DeviceWorkers: 1}, engine.Options{}); err != nil {
-		require.ErrorAs(t, err, &absent)
-		require.Contains(t, err.Error(), "-tags ucx")
-		return
-	} else {
-		require.NoError(t, e.Close())
+	lib, err := emulated.Build()
+	if err != nil {
+		t.Logf("without the emulated Transfer Engine: %v", err)
+		lib = ""
 	}
-	x := startPair(t, p, d)
-	w.both(t, func(k turn, more m) identity.Answer { return x.remote(k.messages, more).Choices[0].TokenIDs })
-	require.Positive(t, x.d.metric("sluice_kv_transfer_blocks_total", "direction", "received"))
-	require.Zero(t, x.d.metric("sluice_kv_transfer_failures_total", "direction", "received"))
-	x.nothingHeld()
+	t.Setenv(emulated.Variable, lib)
+	for name, advice := range map[string]string{engine.TransportUCX: "-tags ucx", engine.TransportMooncake: emulated.Variable} {
+		t.Run(name, func(t *testing.T) {
+			w := reference(t)
+			p, d := prefiller(), decoder()
+			p.KVTransfer.Extra.Transport, d.KVTransfer.Extra.Transport = name, name
+			e, err := engine.New(t.Context(), engine.Config{KVTransfer: d.KVTransfer, Eager: true, MaxSeqs: 4, DeviceWorkers: 1}, engine.Options{})
+			if err != nil {
+				require.False(t, name == engine.TransportMooncake && lib != "", "%v", err)
+				var absent *transport.UnavailableError
+				require.ErrorAs(t, err, &absent)
+				require.Equal(t, name, absent.Transport)
+				require.ErrorContains(t, err, advice)
+				return
+			}
+			require.NoError(t, e.Close())
+			x := startPair(t, p, d)
+			w.both(t, func(k turn, more m) identity.Answer { return x.remote(k.messages, more).Choices[0].TokenIDs })
+			require.Positive(t, x.d.metric("sluice_kv_transfer_blocks_total", "direction", "received"))
+			require.Zero(t, x.d.metric("sluice_kv_transfer_failures_total", "direction", "received"))
+			x.nothingHeld()
+		})
+	}
 }
 
 // A file of another process is left alone, and a folder that cannot be read
