@@ -2,13 +2,7 @@ package tokenizer
 
 import "github.com/sluice-serving/sluice/kvcache"
 
-// Message is one turn of a conversation.
-type Message struct {
-	Role    string // system, user, assistant, tool or developer
-	Content string
-}
-
-// Render writes a conversation in the form
+// Render writes a conversation for the built-in model in the form
 //
 //	<|im_start|>role\ncontent<|im_end|>\n
 //
