@@ -160,7 +160,7 @@ func newRank(ctx context.Context, cfg Config, index int, base string, loaded *lo
 	}
 	shape := executor.Config{
 		Model: loaded.config, Type: cfg.storage(), Blocks: blocks, BlockSize: cfg.BlockSize, MaxSeqs: cfg.MaxSeqs, MaxTokens: cfg.MaxTokens,
-		MaxLen: cfg.MaxModelLen, InFlight: r.limit,
+		MaxLen: cfg.MaxModelLen, InFlight: r.limit, Sampler: r,
 		Graphs: graphs.Config{
 			Mode: cfg.GraphMode, Policy: cfg.GraphPolicy, MaxNumSeqs: cfg.MaxSeqs, MaxNumBatchedTokens: cfg.MaxTokens,
 		},
@@ -319,7 +319,7 @@ func (e *Engine) Submit(ctx context.Context, req Request) (*Stream, error) {
 	if !req.IgnoreEOS {
 		sreq.EOS = e.model.eos
 	}
-	s := newStream(r, req)
+	s := newStream(r, req, e.samplerOf(&req))
 	s.route = route
 	var added error
 	if err := r.call(context.WithoutCancel(ctx), func() { added = r.add(s, sreq) }); err != nil {

@@ -363,6 +363,7 @@ func (r *rank) output(o *scheduler.Output, now time.Time) {
 	if s == nil {
 		return // aborted before
 	}
+	probs := s.sampler.Take(s.count, len(o.Tokens))
 	s.count += len(o.Tokens)
 	r.metrics.output(s, o, now)
 	resident := 0
@@ -374,7 +375,7 @@ func (r *rank) output(o *scheduler.Output, now time.Time) {
 			r.endSession(s.req.Session)
 		}
 	}
-	s.push(o, resident)
+	s.push(o, probs, resident)
 }
 
 // resident is how much of a request that has ended stays matchable: the full

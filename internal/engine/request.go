@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/sluice-serving/sluice/internal/engine/sample"
 	"github.com/sluice-serving/sluice/scheduler"
 )
 
@@ -21,6 +22,7 @@ type Request struct {
 	MaxTokens  int
 	MinTokens  int
 	StopIDs    []scheduler.Token
+	Sampling   sample.Params // without MinTokens and Ends, which follow from the members here
 	IgnoreEOS  bool
 	Salt       string
 	Session    string

@@ -5,12 +5,16 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-serving/sluice/internal/engine/sample"
 	"github.com/sluice-serving/sluice/scheduler"
 )
 
 // Delta is what a request has gained since the last look.
 type Delta struct {
 	Tokens []scheduler.Token // new, in order; the receiver's
+	// Logprobs has an entry per token where the request asks for log
+	// probabilities, else it is nil.
+	Logprobs []sample.Logprobs
 	// Cached and External are the prompt tokens that were found in this engine's
 	// cache and through its connector. Known from the first delta on.
 	Cached, External int
@@ -33,6 +37,7 @@ type Stream struct {
 	// Of the rank's goroutine.
 	req      Request // without its prompt, which the scheduler has
 	route    scheduler.Route
+	sampler  *sample.Sampler
 	prompt   int  // tokens
 	count    int  // tokens given out
 	local    int  // prompt tokens found in the cache at the first admission
@@ -49,8 +54,8 @@ type Stream struct {
 	wake  chan struct{} // holds a token when there is something to read
 }
 
-func newStream(r *rank, req Request) *Stream {
-	s := &Stream{rank: r, req: req, prompt: len(req.Prompt), wake: make(chan struct{}, 1)}
+func newStream(r *rank, req Request, sampler *sample.Sampler) *Stream {
+	s := &Stream{rank: r, req: req, sampler: sampler, prompt: len(req.Prompt), wake: make(chan struct{}, 1)}
 	s.req.Prompt = nil
 	s.times.arrived = time.Now()
 	return s
@@ -69,7 +74,7 @@ func (s *Stream) Next(ctx context.Context) (Delta, error) {
 		s.mu.Lock()
 		if s.fresh {
 			d := s.delta
-			s.delta.Tokens, s.fresh = nil, false
+			s.delta.Tokens, s.delta.Logprobs, s.fresh = nil, nil, false
 			s.mu.Unlock()
 			return d, nil
 		}
@@ -102,12 +107,13 @@ func (s *Stream) Cancel() {
 }
 
 // push adds an output; called by the rank's goroutine.
-func (s *Stream) push(o *scheduler.Output, resident int) {
+func (s *Stream) push(o *scheduler.Output, probs []sample.Logprobs, resident int) {
 	s.mu.Lock()
 	if o.First {
 		s.delta.Cached, s.delta.External = int(o.Cached), int(o.External)
 	}
 	s.delta.Tokens = append(s.delta.Tokens, o.Tokens...)
+	s.delta.Logprobs = append(s.delta.Logprobs, probs...)
 	if o.Finish != scheduler.NotFinished {
 		d := &s.delta
 		d.Finish, d.Stop, d.StopToken, d.Refusal, d.Params, d.Err = o.Finish, o.Stop, o.StopToken, o.Refusal, o.Params, o.Err

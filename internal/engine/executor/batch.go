@@ -13,6 +13,9 @@ type seq struct {
 	id     scheduler.RequestID
 	blocks []kvcache.BlockID
 	cell   int32 // its place among the last sampled tokens on the device; -1 if it holds none
+
+	chosen *output // whose row has its last token; nil if that is in the cell
+	row    int
 }
 
 // batch turns the rows of a plan into the inputs of a step. An id that only an
@@ -34,6 +37,7 @@ func (e *Executor) batch(p *scheduler.Plan) replay.Batch {
 		blocks := asWords(s.blocks)
 		pos := p.Computed[i]
 		for _, tok := range p.Input(i) {
+			tok = s.input(tok)
 			b.IDs = append(b.IDs, max(int32(tok), 0))
 			if fused {
 				from := int32(0)

@@ -20,6 +20,7 @@ type Config struct {
 	MaxLen    int            // tokens of a sequence, prompt and output
 	InFlight  int            // steps submitted and not yet waited for; 0 means 1
 	Graphs    graphs.Config
+	Sampler   Sampler // chooses tokens that are not the most likely ones; nil: there are none
 }
 
 // Validate joins all errors.

@@ -39,13 +39,17 @@ type Executor struct {
 
 	rows     replay.Batch // scratch
 	to, from []ascendrt.View
+	scratch  []float32
 }
 
 // output is where the tokens of a step in flight arrive.
 type output struct {
-	buf    ascendrt.HostBuffer
-	tokens []int32
-	busy   bool
+	buf     ascendrt.HostBuffer
+	tokens  []int32
+	point   ascendrt.Point // when they are there
+	busy    bool
+	logits  ascendrt.HostBuffer // of the rows in choices, one after the other; nil before the first
+	choices []choice            // not made yet
 }
 
 // New loads the weights onto the device, allocates everything that a step
@@ -148,8 +152,10 @@ func (e *Executor) Close() error {
 		errs = append(errs, b.FreeAfter(ascendrt.Point{}))
 	}
 	for _, o := range e.outputs {
-		if o.buf != nil {
-			errs = append(errs, o.buf.FreeAfter(ascendrt.Point{}))
+		for _, b := range []ascendrt.HostBuffer{o.buf, o.logits} {
+			if b != nil {
+				errs = append(errs, b.FreeAfter(ascendrt.Point{}))
+			}
 		}
 	}
 	e.stream, e.buffers, e.outputs, e.copier = nil, nil, nil, nil

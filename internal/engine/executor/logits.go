@@ -2,8 +2,6 @@ package executor
 
 import (
 	"context"
-	"encoding/binary"
-	"math"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 )
@@ -21,13 +19,5 @@ func (e *Executor) Logits(ctx context.Context, row int) ([]float32, error) {
 	if err := ascendrt.Download(ctx, e.dev, e.stream, raw, t.View.Slice(row*len(raw), len(raw))); err != nil {
 		return nil, err
 	}
-	out := make([]float32, n)
-	for i := range out {
-		if t.Type == ascendrt.BFloat16 {
-			out[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(raw[2*i:])) << 16)
-		} else {
-			out[i] = math.Float32frombits(binary.LittleEndian.Uint32(raw[4*i:]))
-		}
-	}
-	return out, nil
+	return widen(make([]float32, 0, n), raw, t.Type), nil
 }

@@ -11,6 +11,7 @@ import (
 
 // Step is a submitted step.
 type Step struct {
+	e      *Executor
 	result replay.Result
 	out    *output
 	sample []uint8 // per row, valid until the plan is applied
@@ -33,8 +34,17 @@ func (e *Executor) Submit(ctx context.Context, p *scheduler.Plan) (Step, error) 
 	if out.busy {
 		return Step{}, ErrTooManySteps
 	}
+	if err := e.resolve(ctx, p); err != nil {
+		return Step{}, err
+	}
 	staged, err := e.static.Stage(e.batch(p), p.Graph)
 	if err != nil {
+		return Step{}, err
+	}
+	if e.ops.fused == nil {
+		e.feeds(p)
+	}
+	if err := e.choices(p, out); err != nil {
 		return Step{}, err
 	}
 	result, err := e.set.Launch(ctx, replay.Step{
@@ -42,7 +52,7 @@ func (e *Executor) Submit(ctx context.Context, p *scheduler.Plan) (Step, error) 
 		Inputs: func(c *ascendrt.Commands) {
 			staged.Upload(c)
 			if e.ops.fused == nil {
-				e.feed(c, p)
+				e.copyWords(c)
 			}
 		},
 		After: func(c *ascendrt.Commands, sampled ascendrt.Tensor) {
@@ -50,15 +60,16 @@ func (e *Executor) Submit(ctx context.Context, p *scheduler.Plan) (Step, error) 
 				e.keep(c, p, sampled)
 			}
 			c.Copy(out.buf.Slice(0, 4*p.Rows()), sampled.View.Slice(0, 4*p.Rows()))
+			e.fetch(c, out)
 		},
 	})
 	if err != nil {
 		return Step{}, err
 	}
 	staged.Submitted(result.Point)
-	out.busy = true
+	out.busy, out.point = true, result.Point
 	e.next = (e.next + 1) % len(e.outputs)
-	return Step{result: result, out: out, sample: p.Samples}, nil
+	return Step{e: e, result: result, out: out, sample: p.Samples}, nil
 }
 
 // Wait blocks until the step has run and appends the tokens of the rows that
@@ -68,7 +79,7 @@ func (s Step) Wait(ctx context.Context, dst []scheduler.Token) ([]scheduler.Toke
 	if s.out == nil {
 		return dst, nil
 	}
-	if err := s.result.Point.Wait(ctx); err != nil {
+	if err := s.e.choose(ctx, s.out); err != nil {
 		return dst, err
 	}
 	s.out.busy = false
@@ -120,7 +131,7 @@ func (e *Executor) release(s *seq) {
 	if s.cell >= 0 {
 		e.free = append(e.free, s.cell)
 	}
-	s.id, s.cell, s.blocks = 0, -1, s.blocks[:0]
+	s.id, s.cell, s.chosen, s.blocks = 0, -1, nil, s.blocks[:0]
 }
 
 // follow applies the changes of the rows' block tables and checks the rows.
@@ -174,18 +185,19 @@ func (e *Executor) follow(p *scheduler.Plan) error {
 	return nil
 }
 
-// feed puts tokens that an earlier step samples into the inputs of this one.
-func (e *Executor) feed(c *ascendrt.Commands, p *scheduler.Plan) {
+// feeds lists the copies of tokens that an earlier step samples on the device
+// into the inputs of this one.
+func (e *Executor) feeds(p *scheduler.Plan) {
 	e.to, e.from = e.to[:0], e.from[:0]
 	for i, id := range p.Requests {
+		s := &e.seqs[id.Slot()]
 		for j, tok := range p.Input(i) {
-			if tok == scheduler.Unknown {
+			if s.input(tok) == scheduler.Unknown {
 				e.to = append(e.to, word(e.static.IDs, int(p.InputsAt[i])+j))
-				e.from = append(e.from, word(e.cells, int(e.seqs[id.Slot()].cell)))
+				e.from = append(e.from, word(e.cells, int(s.cell)))
 			}
 		}
 	}
-	e.copyWords(c)
 }
 
 // keep stores the sampled tokens in their requests' cells.

@@ -1,0 +1,134 @@
+package executor
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/scheduler"
+)
+
+// Sampler chooses tokens on the host. The executor calls it from Submit and
+// Wait, on their goroutine. n is the token's position in the request's output.
+type Sampler interface {
+	// OnHost reports whether a token is chosen by Choose; otherwise it is the most
+	// likely one, which the device finds.
+	OnHost(id scheduler.RequestID, n int) bool
+	// Choose gives a token for its logits, one value per token id, which it may
+	// change. It is negative if there is none. The tokens before it have been
+	// chosen. id may have ended since OnHost.
+	Choose(id scheduler.RequestID, n int, logits []float32) scheduler.Token
+}
+
+// choice is a row whose token the host chooses.
+type choice struct {
+	row, n int
+	id     scheduler.RequestID
+}
+
+// choices notes the rows of a plan whose tokens the host chooses, and makes room
+// for their logits. The other rows that sample have their tokens in their cells.
+func (e *Executor) choices(p *scheduler.Plan, o *output) error {
+	o.choices = o.choices[:0]
+	for i, id := range p.Requests {
+		if p.Samples[i] == 0 {
+			continue
+		}
+		s := &e.seqs[id.Slot()]
+		s.chosen = nil
+		if e.c.Sampler == nil {
+			continue
+		}
+		if n := int(p.Outputs[i]); e.c.Sampler.OnHost(id, n) {
+			o.choices = append(o.choices, choice{i, n, id})
+			s.chosen, s.row = o, i
+		}
+	}
+	need := len(o.choices) * e.logitsBytes()
+	if need == 0 || o.logits != nil && len(o.logits.Bytes()) >= need {
+		return nil
+	}
+	if o.logits != nil {
+		if err := o.logits.FreeAfter(ascendrt.Point{}); err != nil {
+			return err
+		}
+		o.logits = nil
+	}
+	var err error
+	if o.logits, err = e.dev.AllocHost(need); err != nil {
+		return fmt.Errorf("logits for the host: %w", err)
+	}
+	return nil
+}
+
+// logitsBytes is the size of one row of logits.
+func (e *Executor) logitsBytes() int { return e.act.logits.RowLen() * e.act.logits.Type.Size() }
+
+// fetch copies the logits of the host's rows. A later step overwrites them on
+// the device, behind these copies.
+func (e *Executor) fetch(c *ascendrt.Commands, o *output) {
+	n := e.logitsBytes()
+	for j, x := range o.choices {
+		c.Copy(o.logits.Slice(j*n, n), e.act.logits.View.Slice(x.row*n, n))
+	}
+}
+
+// choose waits for a step and puts the host's tokens among the device's.
+func (e *Executor) choose(ctx context.Context, o *output) error {
+	if err := o.point.Wait(ctx); err != nil {
+		return err
+	}
+	n := e.logitsBytes()
+	for j, x := range o.choices {
+		e.scratch = widen(e.scratch[:0], o.logits.Bytes()[j*n:][:n], e.act.logits.Type)
+		o.tokens[x.row] = int32(e.c.Sampler.Choose(x.id, x.n, e.scratch))
+	}
+	o.choices = o.choices[:0]
+	return nil
+}
+
+// resolve chooses the tokens that a plan takes from a step in flight whose
+// logits the host reads: it waits for that step. Plans whose tokens are the
+// device's are submitted without waiting.
+func (e *Executor) resolve(ctx context.Context, p *scheduler.Plan) error {
+	for i, id := range p.Requests {
+		s := &e.seqs[id.Slot()]
+		if s.chosen == nil || len(s.chosen.choices) == 0 {
+			continue
+		}
+		for _, tok := range p.Input(i) {
+			if tok == scheduler.Unknown {
+				if err := e.choose(ctx, s.chosen); err != nil {
+					return fmt.Errorf("the step before: %w", err)
+				}
+				break
+			}
+		}
+	}
+	return nil
+}
+
+// input is a token id of a row as the plan gives it or as the host has chosen
+// it; scheduler.Unknown if only the device knows it.
+func (s *seq) input(tok scheduler.Token) scheduler.Token {
+	if tok == scheduler.Unknown && s.chosen != nil {
+		return max(scheduler.Token(s.chosen.tokens[s.row]), 0) // a request without a token ends, whatever it reads
+	}
+	return tok
+}
+
+// widen appends values as fp32.
+func widen(dst []float32, raw []byte, typ ascendrt.DType) []float32 {
+	if typ == ascendrt.BFloat16 {
+		for ; len(raw) > 0; raw = raw[2:] {
+			dst = append(dst, math.Float32frombits(uint32(binary.LittleEndian.Uint16(raw))<<16))
+		}
+		return dst
+	}
+	for ; len(raw) > 0; raw = raw[4:] {
+		dst = append(dst, math.Float32frombits(binary.LittleEndian.Uint32(raw)))
+	}
+	return dst
+}
