@@ -79,7 +79,7 @@ type OpenOptions struct {
 type Debug uint8
 
 const (
-	// DebugOff is the default.
+	// DebugOff, the default, checks nothing beyond the contract.
 	DebugOff Debug = iota
 	// DebugSync waits after each command and keeps stacks of allocations.
 	DebugSync

@@ -14,9 +14,13 @@ type Collectives interface {
 // operations in the same order. The first run of an operation connects the
 // ranks, which a capture cannot do: run each one eagerly once before.
 type Communicator interface {
+	// Rank counts from 0.
 	Rank() int
+	// Size is the number of ranks, this one included.
 	Size() int
+	// Ref names the membership in command records.
 	Ref() Ref
+	// Close leaves the group, behind the last operation of every rank. Idempotent.
 	Close() error
 }
 

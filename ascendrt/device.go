@@ -6,7 +6,9 @@ import "context"
 // any goroutine; none needs the caller to lock its thread, and each one that
 // reaches a driver is one crossing.
 type Device interface {
+	// Info describes the device as Probe found it.
 	Info() Info
+	// Caps says what works here; it does not change while the device is open.
 	Caps() Caps
 	// Limits asks the driver where it can answer.
 	Limits() Limits
@@ -28,7 +30,9 @@ type Device interface {
 	// EnablePeer lets this device access the peer's memory: one way, idempotent.
 	EnablePeer(peer Device) error
 
+	// NewStream makes a queue; ErrResourceLimit when none is left.
 	NewStream(o StreamOptions) (Stream, error)
+	// NewEvent makes an event that was not recorded yet; ErrResourceLimit when none is left.
 	NewEvent(k EventKind) (Event, error)
 
 	// Plan decides everything about a named operation before its submission.

@@ -34,7 +34,9 @@ type Graph interface {
 	// of a command that was not named updatable, or a value that the runtime
 	// cannot take in place, gives ErrGraphUpdate and changes nothing.
 	Update(u []Slot) error
+	// Info says what the graph costs while it exists.
 	Info() GraphInfo
+	// Ref names the graph in command records.
 	Ref() Ref
 	// Close releases the graph after its last launch has passed. Idempotent.
 	Close() error

@@ -30,7 +30,7 @@ func (p Placement) String() string {
 // Buffer is device memory. Its owner frees it once with FreeAfter; nothing
 // frees it behind the owner's back.
 type Buffer interface {
-	Addr() Addr
+	Addr() Addr // first byte, aligned to Caps.Align
 	Len() int   // bytes
 	View() View // all of it
 	// Slice is a part; one that leaves the buffer is an invalid view, which
@@ -47,8 +47,11 @@ type HostBuffer interface {
 	// Bytes is the memory itself, valid until FreeAfter's point. Reads and
 	// writes by the CPU are ordered with the device's by points.
 	Bytes() []byte
+	// View is all of it, for commands.
 	View() View
+	// Slice is a part, for commands; see Buffer.Slice.
 	Slice(off, n int) View
+	// FreeAfter gives the memory back when p has passed; see Buffer.FreeAfter.
 	FreeAfter(p Point) error
 }
 

@@ -157,12 +157,15 @@ type CastAttr struct {
 // Op is a planned operation. It is immutable and may be recorded in any number
 // of buffers and streams at a time.
 type Op interface {
+	// Spec is what was planned, with its defaults filled in.
 	Spec() OpSpec
 	// Workspace is the number of bytes of device memory a call needs.
 	Workspace() int
 	// Slots tells what Graph.Update may change, by index.
 	Slots() []SlotInfo
+	// Ref names the operation in command records.
 	Ref() Ref
+	// Close releases the operation; what records it later answers ErrClosed. Idempotent.
 	Close() error
 }
 

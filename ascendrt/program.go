@@ -12,6 +12,7 @@ type Program struct {
 type Module interface {
 	// Kernel looks up an entry point; it lives as long as the module.
 	Kernel(name string) (Kernel, error)
+	// Close unloads it: its kernels answer ErrClosed from then on. Idempotent.
 	Close() error
 }
 
@@ -19,6 +20,7 @@ type Module interface {
 type Kernel interface {
 	// SetMaxSharedBytes allows launches with up to n bytes of dynamic shared memory.
 	SetMaxSharedBytes(n int) error
+	// Ref names the kernel in command records.
 	Ref() Ref
 }
 

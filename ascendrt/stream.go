@@ -86,6 +86,8 @@ type Event interface {
 	// Elapsed is the time from the record of since to this one's; both must be
 	// EventTiming and done.
 	Elapsed(since Event) (time.Duration, error)
+	// Ref names the event in command records.
 	Ref() Ref
+	// Close releases the event once nothing that was submitted needs it. Idempotent.
 	Close() error
 }

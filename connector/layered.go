@@ -24,7 +24,10 @@ type Computing struct {
 type Layered interface {
 	// Wants is true for requests whose rows the worker needs to hear of.
 	Wants(id RequestID) bool
+	// Computing comes before the launch, with every row whose request is wanted.
 	Computing(step uint64, rows []Computing)
+	// LayerDone counts layers from 0.
 	LayerDone(step uint64, layer int)
+	// StepDone allows the worker to read every row's KV of the step.
 	StepDone(step uint64)
 }

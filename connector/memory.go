@@ -31,7 +31,9 @@ func (l Layout) BytesPerBlock() int {
 // Memory is a piece of memory that KV lies in. Offsets are in bytes. Calls
 // may come from several goroutines at once for ranges that do not overlap.
 type Memory interface {
+	// ReadAt fills p as io.ReaderAt does; a short read has an error.
 	ReadAt(p []byte, off int64) (int, error)
+	// WriteAt stores p as io.WriterAt does; a short write has an error.
 	WriteAt(p []byte, off int64) (int, error)
 }
 

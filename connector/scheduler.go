@@ -181,6 +181,7 @@ func Restorable(c Scheduler, r *Request, local int) (tokens int, takes time.Dura
 // (a prefiller's). Output that arrives for such a request after it was
 // preempted is dropped, because its KV has to be computed again anyway.
 type Delivery interface {
+	// RequiresDelivery is true where the KV of every request is handed on.
 	RequiresDelivery() bool
 }
 
@@ -197,10 +198,23 @@ type Base struct{}
 
 var _ Scheduler = Base{}
 
-func (Base) Added(*Request)                        {}
-func (Base) Lookup(*Request, int) Answer           { return Answer{} }
-func (Base) Allocated(*Request, Tables, int, int)  {}
+// Added takes no note of the request.
+func (Base) Added(*Request) {}
+
+// Lookup finds nothing.
+func (Base) Lookup(*Request, int) Answer { return Answer{} }
+
+// Allocated takes no note of the blocks.
+func (Base) Allocated(*Request, Tables, int, int) {}
+
+// Preempting saves nothing.
 func (Base) Preempting(*Request, Tables, int) bool { return false }
-func (Base) Finished(*Request, Tables, End) Hold   { return Hold{} }
-func (Base) Completed(Event)                       {}
-func (Base) Ops(_ uint64, dst []Op) []Op           { return dst }
+
+// Finished lets the blocks go at once.
+func (Base) Finished(*Request, Tables, End) Hold { return Hold{} }
+
+// Completed ignores every event.
+func (Base) Completed(Event) {}
+
+// Ops has no work.
+func (Base) Ops(_ uint64, dst []Op) []Op { return dst }

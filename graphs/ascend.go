@@ -10,7 +10,7 @@ import (
 type Xlite uint8
 
 const (
-	XliteOff        Xlite = iota // default
+	XliteOff        Xlite = iota // default: the forward pass is the engine's own
 	XliteDecodeOnly              // decode steps
 	XliteFull                    // every step
 )
@@ -145,8 +145,8 @@ func (s AttentionState) String() string {
 type Predictor uint8
 
 const (
-	PredictorOther      Predictor = iota
-	PredictorMultiToken           // layers of the model itself
+	PredictorOther      Predictor = iota // a model of its own, n-grams, or none
+	PredictorMultiToken                  // layers of the model itself
 )
 
 // AttentionStateOf sums a batch up for the Ascend attention operator. It treats

@@ -10,10 +10,10 @@ import (
 type Capability uint8
 
 const (
-	CaptureNever         Capability = iota
-	CaptureSingleToken              // uniform decode of one token per row
-	CaptureUniform                  // uniform decode of any width
-	CaptureAlways                   // any batch
+	CaptureNever         Capability = iota // no batch: it runs outside of graphs
+	CaptureSingleToken                     // uniform decode of one token per row
+	CaptureUniform                         // uniform decode of any width
+	CaptureAlways                          // any batch
 	numCapabilityClasses = iota
 )
 

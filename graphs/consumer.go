@@ -10,10 +10,10 @@ import (
 type KVRole uint8
 
 const (
-	RoleNone     KVRole = iota
-	RoleProducer        // computes prompts and hands their KV over
-	RoleConsumer        // decodes over KV that it receives
-	RoleBoth
+	RoleNone     KVRole = iota // takes no part
+	RoleProducer               // computes prompts and hands their KV over
+	RoleConsumer               // decodes over KV that it receives
+	RoleBoth                   // hands over and receives
 )
 
 var roleNames = [...]string{RoleNone: "none", RoleProducer: "kv_producer", RoleConsumer: "kv_consumer", RoleBoth: "kv_both"}

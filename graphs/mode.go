@@ -34,10 +34,10 @@ type ModeConfig uint8
 
 const (
 	ModeFullAndPiecewise ModeConfig = iota // default: FULL for decode batches, PIECEWISE for others
-	ModeNone
-	ModePiecewise
-	ModeFull           // one kind of FULL graph for every batch
-	ModeFullDecodeOnly // FULL for decode batches, NONE for others
+	ModeNone                               // no graphs: every step is eager
+	ModePiecewise                          // PIECEWISE for every batch
+	ModeFull                               // one kind of FULL graph for every batch
+	ModeFullDecodeOnly                     // FULL for decode batches, NONE for others
 )
 
 var modeConfigNames = [...]string{

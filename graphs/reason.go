@@ -6,7 +6,7 @@ import "fmt"
 type Reason uint8
 
 const (
-	ReasonFull            Reason = iota // FULL
+	ReasonFull            Reason = iota // it ran as FULL
 	ReasonPrefillRow                    // a row runs as a prefill
 	ReasonFreshOneToken                 // a one-token prompt without context, and no other prefill
 	ReasonNonUniform                    // rows of different widths: drafts are missing somewhere
@@ -24,7 +24,7 @@ const (
 	ReasonMalformed                     // a row that no scheduler may produce
 	ReasonNoTokens                      // nothing to run
 
-	NumReasons
+	NumReasons // how many there are, for tables by reason
 )
 
 var reasonNames = [NumReasons]string{

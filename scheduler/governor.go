@@ -104,8 +104,8 @@ type Proposal struct {
 type Want uint8
 
 const (
-	WantsNothing Want = iota
-	WantsAppend
+	WantsNothing Want = iota // decodes alone
+	WantsAppend              // append tokens wait for this step
 )
 
 // Agreement is what the ranks of a lock-step group agree on for one step.

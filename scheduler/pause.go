@@ -6,9 +6,9 @@ import "github.com/sluice-serving/sluice/connector"
 type Pause uint8
 
 const (
-	Unpaused Pause = iota
-	PauseNew       // nobody is admitted; running requests go on
-	PauseAll       // no rows at all; plans still carry the connector's work
+	Unpaused Pause = iota // the scheduler works
+	PauseNew              // nobody is admitted; running requests go on
+	PauseAll              // no rows at all; plans still carry the connector's work
 )
 
 // SetPause changes the pause state from the next plan on.
@@ -25,8 +25,8 @@ func (s *Scheduler) SetPause(p Pause) {
 type Throttle uint8
 
 const (
-	NoThrottle       Throttle = iota
-	ThrottlePrefills          // prompts wait while somebody decodes
+	NoThrottle       Throttle = iota // prompts run whenever there is budget
+	ThrottlePrefills                 // prompts wait while somebody decodes
 )
 
 // SetThrottle holds prompts back from the next plan on: neither admitted, nor

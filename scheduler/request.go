@@ -126,7 +126,7 @@ type Status uint8
 
 const (
 	Waiting        Status = iota // in the queue
-	WaitingGrammar               // for its grammar
+	WaitingGrammar               // until its grammar is compiled
 	WaitingKV                    // for an asynchronous load; holds its blocks
 	WaitingInput                 // a session between two turns; holds its blocks
 	Running                      // scheduled whenever budget and blocks allow
@@ -158,14 +158,14 @@ func (s Status) String() string {
 type FinishReason uint8
 
 const (
-	NotFinished      FinishReason = iota
-	FinishStop                    // a stop rule; Output says which
-	FinishLength                  // MaxTokens, or the model's length
-	FinishAbort                   // the caller ended it
-	FinishError                   // a failed load, a grammar, a deadline
-	FinishRefused                 // an append attempt without a usable prefix
-	FinishRepetition              // the tail repeats
-	FinishRecomputed              // preempted on a decoder that sends such requests back
+	NotFinished      FinishReason = iota // it goes on
+	FinishStop                           // a stop rule; Output says which
+	FinishLength                         // MaxTokens, or the model's length
+	FinishAbort                          // the caller ended it
+	FinishError                          // a failed load, a grammar, a deadline
+	FinishRefused                        // an append attempt without a usable prefix
+	FinishRepetition                     // the tail repeats
+	FinishRecomputed                     // preempted on a decoder that sends such requests back
 )
 
 // String is the finish reason as servers report it.

@@ -41,10 +41,10 @@ type Result struct {
 type Stop uint8
 
 const (
-	StopNone   Stop = iota
-	StopEOS         // an EOS id
-	StopID          // one of StopIDs; Output.StopToken is it
-	StopCaller      // the caller's own rule, by Finish
+	StopNone   Stop = iota // none did
+	StopEOS                // an EOS id
+	StopID                 // one of StopIDs; Output.StopToken is it
+	StopCaller             // the caller's own rule, by Finish
 )
 
 // Output is what a request has gained by a step. Tokens is valid until the
@@ -83,13 +83,13 @@ type Refusal struct {
 type RefusalReason uint8
 
 const (
-	NotRefused     RefusalReason = iota
-	NoPrefix                     // nothing of the prompt is cached here
-	BelowMinPrefix               // less than the configured minimum
-	SuffixTooLong                // too much would have to be prefilled here
-	Busy                         // another route is expected to be faster
-	Draining                     // the engine takes no new attempts
-	BelowThreshold               // less than the request's own cache-hit threshold
+	NotRefused     RefusalReason = iota // it was admitted, or was no attempt
+	NoPrefix                            // nothing of the prompt is cached here
+	BelowMinPrefix                      // less than the configured minimum
+	SuffixTooLong                       // too much would have to be prefilled here
+	Busy                                // another route is expected to be faster
+	Draining                            // the engine takes no new attempts
+	BelowThreshold                      // less than the request's own cache-hit threshold
 )
 
 func (r RefusalReason) String() string {

@@ -30,7 +30,7 @@ const (
 type Addresses uint8
 
 const (
-	AddressesTrusted Addresses = iota // default
+	AddressesTrusted Addresses = iota // default: launches do not look
 	AddressesChecked                  // a launch names its inputs; one that moved since capture is ErrMoved
 )
 
@@ -397,5 +397,7 @@ func (s *Set) flush(ctx context.Context) error {
 
 // Inputs is implemented by programs that can name the places of their inputs.
 type Inputs interface {
+	// Inputs gives the views that a pass of that shape reads, in an order that
+	// does not change; Step.Views has the same order.
 	Inputs(s Shape) []ascendrt.View
 }

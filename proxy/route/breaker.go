@@ -24,7 +24,7 @@ func (c BreakerConfig) WithDefaults() BreakerConfig {
 	return c
 }
 
-// BreakerState is the state of a breaker.
+// BreakerState says whether an instance that failed is given requests.
 type BreakerState uint8
 
 // The states: requests flow; none do; one may, to find out.
