@@ -25,6 +25,7 @@ type simFlags struct {
 	plan                                          bool
 	instances                                     int
 	gaps                                          []float64
+	faults                                        []string
 	blocks                                        int
 }
 
@@ -44,6 +45,8 @@ With --preset:
   ablations       the guarded arm with each of its guards off in turn
   pools           the guarded arm at Decoder pools of 900 to 1,000 blocks and with
                   ten seeds of the workload
+  faults          twice that cluster with a Decoder that restarts, a Prefiller that
+                  is lost, and a burst of five times the arrivals
   tails           arrivals with imported KV at one Decoder: the steps that each
                   policy of graph classification loses to their prompt tails
 
@@ -62,6 +65,7 @@ once for each profile:
 	fl.StringVar(&f.trace, "trace", "", "recorded trace to play")
 	fl.StringVar(&f.ids, "ids", "auto", "where a block id of the trace names one block: file, session, or auto to tell by the ids")
 	fl.StringVar(&f.profiles, "profile", "all", "profiles to compare on a trace, separated by commas")
+	fl.StringArrayVar(&f.faults, "fault", nil, "with --trace: decoder-restart@AT+FOR, prefiller-loss@AT[+FOR] or burst@AT+FORxTIMES in seconds, the instance behind the kind as in prefiller-loss:1@60; may be given several times")
 	fl.StringVar(&f.cost, "cost-model", "", "with --trace: JSON file of measured step times of a Decoder rank, instead of the built-in model")
 	fl.BoolVar(&f.plan, "plan", false, "with --trace and --slo: look for the smallest cluster that keeps the targets in one profile (default guarded)")
 	fl.StringVar(&f.slo, "slo", "", "with --plan: targets of the 95th percentiles, such as ttft=2s,tpot=30ms")
@@ -84,6 +88,8 @@ once for each profile:
 
 func (f *simFlags) run(out, errs io.Writer) error {
 	switch {
+	case len(f.faults) > 0 && (f.trace == "" || len(f.gaps) > 0 || f.plan):
+		return errors.New("--fault needs --trace, at one load and without --plan; the preset faults brings its own")
 	case f.cost != "" && f.trace == "":
 		return errors.New("--cost-model needs --trace: a preset brings its own model")
 	case f.plan != (f.slo != ""):
@@ -102,12 +108,19 @@ func (f *simFlags) run(out, errs io.Writer) error {
 			return err
 		}
 		return f.print(out, rep, rep.Page(), "guarded arm by pool, mean (least–largest) over the seeds")
+	case f.preset == "faults":
+		rep, err := sim.Faults()
+		if err != nil {
+			return err
+		}
+		page := rep.Page()
+		return f.print(out, rep, page, fmt.Sprintf("faults, %d requests a run. %s", rep.Requests, page.Summary))
 	case f.preset == "":
 		f.preset = "append-prefill"
 	}
 	run, ok := map[string]func() (*sim.Report, error){"append-prefill": sim.AppendPrefill, "shared-prompt": sim.SharedPrompt, "ablations": sim.Ablations}[f.preset]
 	if !ok {
-		return fmt.Errorf("preset %q is unknown: there are append-prefill, shared-prompt, ablations, pools and tails", f.preset)
+		return fmt.Errorf("preset %q is unknown: there are append-prefill, shared-prompt, ablations, pools, faults and tails", f.preset)
 	}
 	rep, err := run()
 	if err != nil {
@@ -128,6 +141,13 @@ func (f *simFlags) playTrace(out, errs io.Writer) error {
 			}
 			profiles = append(profiles, p)
 		}
+	}
+	for _, s := range f.faults {
+		fault, err := sim.ParseFault(s)
+		if err != nil {
+			return err
+		}
+		f.study.Faults = append(f.study.Faults, fault)
 	}
 	strict := trace.Strict
 	if f.lenient {
@@ -187,7 +207,7 @@ func (f *simFlags) playTrace(out, errs io.Writer) error {
 }
 
 // capacity prints the smallest cluster that keeps the targets.
-func (f *simFlags) capacity(out io.Writer, name string, profiles []sim.Profile, load sim.Workload) error {
+func (f *simFlags) capacity(out io.Writer, name string, profiles []sim.Profile, load *sim.Replay) error {
 	slo, err := sim.ParseSLO(f.slo)
 	if err != nil {
 		return err
@@ -200,7 +220,8 @@ func (f *simFlags) capacity(out io.Writer, name string, profiles []sim.Profile, 
 		profile = profiles[0]
 	}
 	host, restore := sim.HostTier()
-	rep, err := f.study.Plan(name, profile, load, slo, sim.Limits{Instances: f.instances, Blocks: f.blocks, Least: max(f.blocks/64, 1), Host: host, Restore: restore})
+	longest := (load.Longest() + f.study.BlockSize - 1) / max(f.study.BlockSize, 1) // a smaller pool could not hold every request
+	rep, err := f.study.Plan(name, profile, load, slo, sim.Limits{Instances: f.instances, Blocks: f.blocks, Least: max(f.blocks/64, longest), Host: host, Restore: restore})
 	if err != nil {
 		return err
 	}

@@ -24,12 +24,16 @@ type eventKind uint8
 const (
 	eventEligible eventKind = iota // turn a may be sent
 	eventArrive                    // turn a reaches rank b
-	eventStepEnd                   // the running step of group a ends
-	eventWake                      // group a should look at its work
-	eventKV                        // the KV of request tag has arrived at rank a
-	eventSent                      // the blocks of request tag of rank a have been read
-	eventBack                      // a refusal of turn a has reached the proxy
+	eventStepEnd                   // the running step of group a in its life b ends
+	eventWake                      // group a in its life b should look at its work
+	eventKV                        // the KV of request tag has arrived at rank a in its life b
+	eventSent                      // the blocks of request tag of rank a in its life b have been read
+	eventBack                      // a refusal or failure of turn a has reached the proxy
 	eventDone                      // the answer of turn a reached the client
+	eventRound                     // the proxy begins another P/D round for turn a
+	eventFailed                    // the client of turn a learns that it has failed
+	eventAgain                     // the client of turn a asks again
+	eventFault                     // fault a begins, or ends if b is 1
 )
 
 // calendar is a binary heap of events.

@@ -28,6 +28,7 @@ type ClusterConfig struct {
 	Reverse    Reverse
 	Ends       Ends    // whether clients say that a turn is a session's last
 	Sample     float64 // seconds between samples of the queue; 0: none
+	Faults     []Fault // ranks must compute what did not arrive
 }
 
 // Sync says whether ranks wait for each other.
@@ -82,6 +83,12 @@ func (c *ClusterConfig) Validate() error {
 			errs = append(errs, fmt.Errorf("cluster: %s is %v s, must not be negative", f.name, f.v))
 		}
 	}
+	for _, f := range c.Faults {
+		errs = append(errs, f.check(c.Prefillers, c.Decoders))
+	}
+	if len(c.Faults) > 0 && (c.Prefill.Scheduler.LoadFailure != scheduler.RecomputeLoad || c.Decode.Scheduler.LoadFailure != scheduler.RecomputeLoad) {
+		errs = append(errs, errors.New("cluster: a run with faults needs ranks that compute what did not arrive"))
+	}
 	if c.Prefill.Cost == nil || c.Decode.Cost == nil {
 		errs = append(errs, errors.New("cluster: a cost model is missing"))
 	}
@@ -108,6 +115,12 @@ type turn struct {
 	id     scheduler.RequestID
 	on     int32 // rank that has it, -1 none
 	kv     transfer
+	asked  *transfer // what the engine that has it was told of kv
+	begun  bool      // some step has a row of it; of prefilling
+
+	failure failure // of its last leg
+	rounds  int     // P/D rounds so far
+	legs    int     // requests to engines so far
 
 	prefilled Time // when the Prefiller answered
 }
@@ -117,12 +130,14 @@ type session struct {
 	history []kvcache.Token
 	lastOn  int32 // Decoder rank of the last turn, -1 none
 	key     route.SessionKey
+	met     bool // has had a turn since the first fault, or began after it
 }
 
 // Cluster runs a workload.
 type Cluster struct {
 	cfg    ClusterConfig
 	load   Workload
+	tools  ToolCaller // nil: the workload does not know
 	now    Time
 	cal    calendar
 	ranks  []*rank // Prefillers, then Decoders rank by rank
@@ -143,6 +158,7 @@ type Cluster struct {
 	result  Result
 	events  int
 	sampled Time
+	faulted bool // the first fault has begun
 }
 
 // NewCluster builds an idle cluster for one run of a workload.
@@ -150,32 +166,38 @@ func NewCluster(cfg ClusterConfig, load Workload) (*Cluster, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	c := &Cluster{cfg: cfg, load: load, router: route.New(cfg.Route), byName: map[string]int32{}, live: map[int32]*session{}}
+	tools, _ := load.(ToolCaller)
+	for _, f := range cfg.Faults {
+		if f.Kind == Burst {
+			load = warped{load, Seconds(f.At), Seconds(f.For), f.Times}
+		}
+	}
+	c := &Cluster{cfg: cfg, load: load, tools: tools, router: route.New(cfg.Route), byName: map[string]int32{}, live: map[int32]*session{}}
 	depth := func(s scheduler.Config) int {
 		if s.Scheduling == scheduler.Async {
 			return max(s.InFlight, 2)
 		}
 		return 1
 	}
-	add := func(rc RankConfig, name string, g *group) error {
+	add := func(rc RankConfig, name string, dp int, g *group) error {
 		r, err := newRank(int32(len(c.ranks)), rc)
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		r.group = g
+		r.group, r.name, r.dp = g, name, dp
 		g.ranks = append(g.ranks, r)
 		c.ranks = append(c.ranks, r)
 		return nil
 	}
-	newGroup := func(prefix string, d int) *group {
-		g := &group{index: int32(len(c.groups)), depth: d, prefix: prefix, wakeAt: -1}
+	newGroup := func(prefix string, instance, d int) *group {
+		g := &group{index: int32(len(c.groups)), instance: instance, depth: d, prefix: prefix, wakeAt: -1}
 		c.groups = append(c.groups, g)
 		return g
 	}
 	for i := range cfg.Prefillers {
 		name := "p" + strconv.Itoa(i)
 		c.byName[name] = int32(len(c.ranks))
-		if err := add(cfg.Prefill, name, newGroup("p", depth(cfg.Prefill.Scheduler))); err != nil {
+		if err := add(cfg.Prefill, name, 0, newGroup("p", i, depth(cfg.Prefill.Scheduler))); err != nil {
 			return nil, err
 		}
 		if err := c.router.AddPrefiller(name); err != nil {
@@ -186,11 +208,11 @@ func NewCluster(cfg ClusterConfig, load Workload) (*Cluster, error) {
 		name := "d" + strconv.Itoa(i)
 		c.byName[name] = int32(len(c.ranks))
 		var g *group
-		for range cfg.Ranks {
+		for dp := range cfg.Ranks {
 			if g == nil || cfg.Lockstep == Independent {
-				g = newGroup("d", depth(cfg.Decode.Scheduler))
+				g = newGroup("d", i, depth(cfg.Decode.Scheduler))
 			}
-			if err := add(cfg.Decode, name, g); err != nil {
+			if err := add(cfg.Decode, name, dp, g); err != nil {
 				return nil, err
 			}
 		}

@@ -17,4 +17,5 @@
 //  2. The ranks of a group step together: a step lasts as long as its slowest rank.
 //  3. A request is counted once: as a hit, a fallback or an ordinary P/D turn.
 //  4. After the last request no rank holds a block.
+//  5. Whatever fails, every turn is answered once, or its client gives up.
 package sim

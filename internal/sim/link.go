@@ -11,10 +11,14 @@ import (
 type transfer struct {
 	keep   bool                // Prefiller: hold the prompt's blocks when it has run
 	from   int32               // Decoder: rank that holds the blocks; -1 none
+	life   uint32              // of that rank
 	id     connector.RequestID // there
 	tokens int                 // of the prompt that it holds
 	back   int                 // Prefiller: tokens that a Decoder holds
+	backOn int32               // on this rank
 	used   bool                // the blocks were asked for
+
+	backLife uint32
 }
 
 // link is the connector of one rank. On a Prefiller it holds finished prompts,
@@ -30,6 +34,7 @@ type link struct {
 type linkWork struct {
 	id     connector.RequestID // on this rank
 	from   int32
+	life   uint32 // of from
 	peer   connector.RequestID
 	tokens int // 0: only a release
 	tier   bool
@@ -73,7 +78,7 @@ func (l *link) Allocated(r *connector.Request, _ connector.Tables, _, external i
 		return
 	}
 	t.used = true
-	l.work = append(l.work, linkWork{id: r.ID, from: t.from, peer: t.id, tokens: external, tier: t.from < 0 && !t.keep})
+	l.work = append(l.work, linkWork{id: r.ID, from: t.from, life: t.life, peer: t.id, tokens: external, tier: t.from < 0 && !t.keep})
 }
 
 func (l *link) Finished(r *connector.Request, _ connector.Tables, end connector.End) connector.Hold {
@@ -87,7 +92,7 @@ func (l *link) Finished(r *connector.Request, _ connector.Tables, end connector.
 		return connector.Hold{Delay: true}
 	case t.from >= 0 && !t.used: // never read: let the Prefiller go
 		t.used = true
-		l.work = append(l.work, linkWork{id: r.ID, from: t.from, peer: t.id})
+		l.work = append(l.work, linkWork{id: r.ID, from: t.from, life: t.life, peer: t.id})
 	}
 	return connector.Hold{}
 }

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/sluice-serving/sluice/internal/sim/report"
@@ -72,7 +73,12 @@ func (r *StudyRow) cells() []string {
 func (r *StudyReport) Table() report.Table {
 	t := report.Table{Columns: studyColumns}
 	for _, row := range r.Rows {
-		t.Rows = append(t.Rows, row.cells())
+		cells := row.cells()
+		if row.Faults != nil {
+			t.Columns = slices.Concat(studyColumns, faultColumns)
+			cells = append(cells, row.Faults.cells()...)
+		}
+		t.Rows = append(t.Rows, cells)
 	}
 	return t
 }

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -71,7 +70,7 @@ type PlanReport struct {
 // at the end half of that once more with a host tier.
 func (s StudyConfig) Plan(name string, p Profile, load Workload, slo SLO, lim Limits) (*PlanReport, error) {
 	if lim.Instances < 2 || lim.Least < 1 || lim.Blocks < lim.Least {
-		return nil, errors.New("plan: needs at least 2 instances and a pool of at least 1 block")
+		return nil, fmt.Errorf("plan: %d instances and %d blocks: needs at least 2 instances and a pool of at least %d blocks", lim.Instances, lim.Blocks, max(lim.Least, 1))
 	}
 	rep := &PlanReport{Workload: name}
 	try := func(pt PlanPoint) (PlanPoint, error) {

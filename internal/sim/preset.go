@@ -34,8 +34,8 @@ func PublishedCluster(decodeBlocks int) ClusterConfig {
 	graph := func(seqs, tokens int) graphs.Config {
 		return graphs.Config{Mode: graphs.ModeFullAndPiecewise, MaxNumSeqs: seqs, MaxNumBatchedTokens: tokens}
 	}
-	p := scheduler.Config{MaxNumSeqs: 64, MaxBatchedTokens: 12288, MaxModelLen: 32768, LoadTimeout: 600e9, HoldTimeout: 600e9}
-	d := scheduler.Config{MaxNumSeqs: 64, MaxBatchedTokens: 2048, MaxModelLen: 32768, LoadTimeout: 600e9}
+	p := scheduler.Config{MaxNumSeqs: 64, MaxBatchedTokens: 12288, MaxModelLen: 32768, LoadTimeout: 600e9, HoldTimeout: 600e9, LoadFailure: scheduler.RecomputeLoad}
+	d := scheduler.Config{MaxNumSeqs: 64, MaxBatchedTokens: 2048, MaxModelLen: 32768, LoadTimeout: 600e9, LoadFailure: scheduler.RecomputeLoad}
 	return ClusterConfig{
 		Prefillers: 1, Decoders: 1, Ranks: 2, Lockstep: Lockstep,
 		Prefill: RankConfig{

@@ -29,7 +29,11 @@ type rank struct {
 	link  *link
 	cost  Cost
 	group *group
+	name  string // of its instance
+	dp    int    // which of the instance's ranks
 	steps uint64
+	life  uint32 // restarts so far
+	down  bool
 
 	backlog int64 // prompt tokens that a Prefiller has taken in and not computed
 
@@ -111,16 +115,18 @@ type slot struct {
 
 // group is the ranks that step together.
 type group struct {
-	index  int32
-	ranks  []*rank
-	depth  int // plans that may be made ahead: 1 synchronous, 2 asynchronous
-	queue  []slot
-	free   []slot
-	busy   bool    // queue[0] is running
-	waking bool    // an eventWake is under way
-	wakeAt Time    // latest deadline asked for
-	pure   float64 // Σ of decode-only times of all steps
-	prefix string
+	index    int32
+	life     int32 // restarts so far
+	ranks    []*rank
+	depth    int // plans that may be made ahead: 1 synchronous, 2 asynchronous
+	queue    []slot
+	free     []slot
+	busy     bool    // queue[0] is running
+	waking   bool    // an eventWake is under way
+	wakeAt   Time    // latest deadline asked for
+	pure     float64 // Σ of decode-only times of all steps
+	prefix   string
+	instance int // which Prefiller or Decoder
 
 	last struct { // the last step that had rows
 		seconds float64

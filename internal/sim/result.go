@@ -30,6 +30,9 @@ func (r Route) String() string {
 // Record is what happened to one request.
 type Record struct {
 	Session, Turn int32
+	Tries         int32 // times that the client asked
+	Failed        bool  // the client gave up: there is no answer
+	Phase         Phase // in runs with faults
 	Route         Route
 	Reason        string // why not local, or why refused
 	Eligible      Time
@@ -76,10 +79,21 @@ type Result struct {
 	Prefill       GroupStats
 	Decode        GroupStats
 	Events        int
+	Faults        FaultCounts
 }
 
 func (r *Result) add(rec Record) {
 	r.Records = append(r.Records, rec)
+	if rec.Failed {
+		return
+	}
+	if rec.Turn > 0 {
+		p := r.Faults.phase(rec.Phase)
+		p.FollowUps++
+		if rec.Route == Hit {
+			p.Hits++
+		}
+	}
 	r.Total = max(r.Total, float64(rec.Last)/1e9)
 	r.OutputTokens += int(rec.Out)
 	switch {
@@ -107,11 +121,11 @@ func (s GroupStats) NonFullShare() float64 {
 	return float64(s.NonFull) / float64(s.Steps)
 }
 
-// Values collects one number of each record, without NaN, in ascending order.
+// Values collects one number of each answered request, without NaN, in ascending order.
 func (r *Result) Values(of func(*Record) float64) []float64 {
 	out := make([]float64, 0, len(r.Records))
 	for i := range r.Records {
-		if v := of(&r.Records[i]); !math.IsNaN(v) {
+		if v := of(&r.Records[i]); !r.Records[i].Failed && !math.IsNaN(v) {
 			out = append(out, v)
 		}
 	}

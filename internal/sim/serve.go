@@ -18,6 +18,12 @@ func wall(t Time) time.Time { return time.Unix(0, int64(t)) }
 
 // Run plays the whole workload and returns what happened. It is called once.
 func (c *Cluster) Run() (*Result, error) {
+	for i, f := range c.cfg.Faults {
+		c.cal.push(Seconds(f.At), eventFault, int32(i), 0, 0)
+		if f.For > 0 {
+			c.cal.push(Seconds(f.At+f.For), eventFault, int32(i), 1, 0)
+		}
+	}
 	c.openNext()
 	for c.cal.len() > 0 {
 		e := c.cal.pop()
@@ -31,19 +37,34 @@ func (c *Cluster) Run() (*Result, error) {
 		case eventArrive:
 			err = c.arrive(e.a, e.b)
 		case eventBack:
-			err = c.prefill(e.a)
+			err = c.back(e.a)
 		case eventStepEnd:
-			err = c.stepEnd(c.groups[e.a])
+			if g := c.groups[e.a]; g.life == e.b {
+				err = c.stepEnd(g)
+			}
 		case eventWake:
-			g := c.groups[e.a]
-			g.waking = false
-			err = c.pump(g)
+			if g := c.groups[e.a]; g.life == e.b {
+				g.waking = false
+				err = c.pump(g)
+			}
 		case eventKV:
-			c.kvArrived(e.a, scheduler.RequestID(e.tag), e.b)
+			if int32(c.ranks[e.a].life) == e.b {
+				c.kvArrived(e.a, scheduler.RequestID(e.tag))
+			}
 		case eventSent:
-			c.deliver(c.ranks[e.a], connector.Event{Kind: connector.Sent, Request: scheduler.RequestID(e.tag)})
+			if r := c.ranks[e.a]; int32(r.life) == e.b {
+				c.deliver(r, connector.Event{Kind: connector.Sent, Request: scheduler.RequestID(e.tag)})
+			}
 		case eventDone:
 			c.done(e.a)
+		case eventRound:
+			err = c.round(e.a)
+		case eventFailed:
+			c.failed(e.a)
+		case eventAgain:
+			err = c.begin(e.a)
+		case eventFault:
+			err = c.inject(c.cfg.Faults[e.a], e.b == 1)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("at %.6f s: %w", float64(c.now)/1e9, err)
@@ -78,7 +99,7 @@ func (c *Cluster) newTurn() int32 {
 func (c *Cluster) eligible(s, t int32) error {
 	ss := c.live[s]
 	if ss == nil {
-		ss = &session{key: route.KeyOf("", strconv.Itoa(int(s))), lastOn: -1}
+		ss = &session{key: route.KeyOf("", strconv.Itoa(int(s))), lastOn: -1, met: c.faulted}
 		c.live[s] = ss
 	}
 	if t == 0 {
@@ -94,8 +115,23 @@ func (c *Cluster) eligible(s, t int32) error {
 	i := c.newTurn()
 	tr := &c.turns[i]
 	*tr = turn{on: -1, prompt: slices.Clone(c.scratch), rec: Record{Session: s, Turn: t, Eligible: c.now, Prompt: int32(len(c.scratch)), Fresh: int32(fresh)}}
+	if c.faulted {
+		tr.rec.Phase = AfterFault
+		if !ss.met {
+			ss.met, tr.rec.Phase = true, AcrossFault
+		}
+	}
 	ss.history = tr.prompt
 	c.pending++
+	return c.begin(i)
+}
+
+// begin: the front door gets a turn, for the first time or again.
+func (c *Cluster) begin(i int32) error {
+	tr := &c.turns[i]
+	s, t := tr.rec.Session, tr.rec.Turn
+	ss := c.live[s]
+	tr.rec.Tries++
 	q := route.Query{HasSession: true, Session: ss.key, Bytes: 4 * len(tr.prompt), Eligible: true, FollowUp: t > 0}
 	if p := c.load.Parent(int(s)); p >= 0 {
 		q.HasParent, q.Parent = true, route.KeyOf("", strconv.Itoa(p))
@@ -108,7 +144,7 @@ func (c *Cluster) eligible(s, t int32) error {
 		return nil
 	}
 	tr.rec.Reason = string(d.Reason)
-	return c.prefill(i)
+	return c.round(i)
 }
 
 // common is the length of the common prefix.
@@ -127,14 +163,17 @@ func (c *Cluster) send(i, rank int32) {
 	c.cal.push(c.now+Seconds(c.cfg.Hop), eventArrive, i, rank, 0)
 }
 
-// prefill sends a turn to a Prefiller.
-func (c *Cluster) prefill(i int32) error {
+// round begins a P/D round of a turn: it sends it to a Prefiller.
+func (c *Cluster) round(i int32) error {
 	tr := &c.turns[i]
 	name, ok := c.router.Prefiller(wall(c.now), tr.rt)
 	if !ok {
-		return errors.New("no prefiller is available")
+		c.tell(i, unfailed)
+		return nil
 	}
 	tr.stage = prefilling
+	tr.begun = false
+	tr.rounds++
 	c.send(i, c.byName[name])
 	return nil
 }
@@ -144,6 +183,12 @@ func (c *Cluster) arrive(i, on int32) error {
 	tr := &c.turns[i]
 	r := c.ranks[on]
 	tr.on = on
+	if r.down {
+		c.result.Faults.Unreached++
+		tr.failure = unreached
+		c.cal.push(c.now+Seconds(c.cfg.Hop), eventBack, i, 0, 0)
+		return nil
+	}
 	req := scheduler.Request{
 		ID:        strconv.Itoa(int(tr.rec.Session)) + "." + strconv.Itoa(int(tr.rec.Turn)),
 		Session:   strconv.Itoa(int(tr.rec.Session)),
@@ -165,15 +210,19 @@ func (c *Cluster) arrive(i, on int32) error {
 		req.MaxTokens = 1
 		tr.kv = transfer{keep: true, from: -1}
 		if c.cfg.Reverse == ReversePull {
-			tr.kv.back = c.heldBy(tr)
+			tr.kv.back, tr.kv.backOn = c.heldBy(tr)
+			tr.kv.backLife = c.ranks[tr.kv.backOn].life
 		}
 		c.waiting++
 		r.backlog += int64(len(tr.prompt))
 	case decoding:
 		req.Route = scheduler.RemotePrefill
 	}
+	if tr.legs++; tr.rec.Tries > 1 || tr.rounds > 1 { // an engine may still hold what an earlier leg left there
+		req.ID += "." + strconv.Itoa(tr.legs)
+	}
 	kv := tr.kv
-	req.Params = &kv
+	req.Params, tr.asked = &kv, &kv
 	id, err := r.sched.Add(req)
 	if err != nil {
 		return err
@@ -184,30 +233,18 @@ func (c *Cluster) arrive(i, on int32) error {
 	return nil
 }
 
-// remoteETA is what the front door expects of the other route: the prompts
-// that wait at the least loaded Prefiller and this one, at the measured pace of
-// Prefillers, and then the time that such turns were measured to take from there
-// to their first token. It is 0 until one prompt was measured.
-func (c *Cluster) remoteETA(tr *turn) time.Duration {
-	if c.pace == 0 {
-		return 0
-	}
-	least := int64(1) << 62
-	for _, r := range c.ranks[:c.cfg.Prefillers] {
-		least = min(least, r.backlog)
-	}
-	return time.Duration(c.pace*float64(least+int64(len(tr.prompt))) + c.rest)
-}
-
 // heldBy is the number of tokens of a turn's prompt that the Decoder rank of
-// the session's last turn still has cached.
-func (c *Cluster) heldBy(tr *turn) int {
+// the session's last turn still has cached, and that rank.
+func (c *Cluster) heldBy(tr *turn) (tokens int, on int32) {
 	ss := c.live[tr.rec.Session]
 	if ss == nil || ss.lastOn < 0 {
-		return 0
+		return 0, 0
 	}
-	cache := c.ranks[ss.lastOn].cache
-	return cache.Match(kvcache.Namespace{}, tr.prompt, len(tr.prompt)-1).Tokens
+	r := c.ranks[ss.lastOn]
+	if r.down {
+		return 0, 0
+	}
+	return r.cache.Match(kvcache.Namespace{}, tr.prompt, len(tr.prompt)-1).Tokens, ss.lastOn
 }
 
 // wake lets a group that does not compute look at its work, once for all that
@@ -215,18 +252,13 @@ func (c *Cluster) heldBy(tr *turn) int {
 func (c *Cluster) wake(g *group) {
 	if !g.waking && (!g.busy || len(g.queue) < g.depth) {
 		g.waking = true
-		c.cal.push(c.now, eventWake, g.index, 0, 0)
+		c.cal.push(c.now, eventWake, g.index, g.life, 0)
 	}
 }
 
 func (c *Cluster) deliver(r *rank, ev connector.Event) {
 	r.sched.Deliver(ev)
 	c.wake(r.group)
-}
-
-// kvArrived: the KV of a Decoder's request is there, and its Prefiller may let go.
-func (c *Cluster) kvArrived(on int32, id scheduler.RequestID, _ int32) {
-	c.deliver(c.ranks[on], connector.Event{Kind: connector.Received, Request: id})
 }
 
 // output is what one request gained.
@@ -245,14 +277,17 @@ func (c *Cluster) output(r *rank, o *scheduler.Output) error {
 		c.result.PrefillCalls++
 		r.backlog -= int64(len(tr.prompt))
 		c.measurePace(r)
+		c.learnAnswer(tr, r)
 		c.router.Prefilled(wall(c.now), tr.rt)
+		tr.stage, tr.asked = decoding, nil
+		tr.prefilled = c.now
+		tr.kv = transfer{from: r.index, life: r.life, id: o.Request, tokens: len(tr.prompt)}
 		target, ok := c.router.Decoder(wall(c.now), tr.rt)
 		if !ok {
-			return errors.New("no decoder is available")
+			c.letGo(tr)
+			c.tell(i, unfailed)
+			return nil
 		}
-		tr.stage = decoding
-		tr.prefilled = c.now
-		tr.kv = transfer{from: r.index, id: o.Request, tokens: len(tr.prompt)}
 		c.send(i, c.byName[target.Decoder]+int32(target.Rank))
 		return nil
 	case attempted, decoding:
@@ -262,6 +297,7 @@ func (c *Cluster) output(r *rank, o *scheduler.Output) error {
 	if o.Finish == scheduler.FinishRefused {
 		tr.rec.Route = Fallback
 		tr.rec.Reason = o.Refusal.Reason.String()
+		c.learnAnswer(tr, r)
 		c.router.Missed(tr.rt)
 		if o.Refusal.Reason != scheduler.Busy && o.Refusal.Reason != scheduler.Draining {
 			c.router.Lost(tr.rt)
@@ -282,6 +318,7 @@ func (c *Cluster) output(r *rank, o *scheduler.Output) error {
 			} else {
 				c.measureRest(float64(tr.rec.First - tr.prefilled))
 			}
+			c.learnAnswer(tr, r)
 			c.router.Output(wall(c.now), tr.rt)
 		}
 		tr.rec.Out += int32(n)
@@ -301,8 +338,7 @@ func (c *Cluster) output(r *rank, o *scheduler.Output) error {
 // turnEnds tells the scheduler what the answer says about the client's next
 // turn, as an engine does.
 func (c *Cluster) turnEnds(r *rank, tr *turn) error {
-	w, ok := c.load.(ToolCaller)
-	if !ok || !w.InTool(int(tr.rec.Session), int(tr.rec.Turn)) {
+	if c.tools == nil || !c.tools.InTool(int(tr.rec.Session), int(tr.rec.Turn)) {
 		return nil
 	}
 	if c.cfg.Ends == EndsAnnounced && int(tr.rec.Turn)+1 >= c.load.Turns(int(tr.rec.Session)) {
@@ -313,28 +349,6 @@ func (c *Cluster) turnEnds(r *rank, tr *turn) error {
 		return nil
 	}
 	return err
-}
-
-// measurePace follows the time per token of steps at Prefillers.
-func (c *Cluster) measurePace(r *rank) {
-	s := r.group.last
-	if s.tokens == 0 {
-		return
-	}
-	now := s.seconds * 1e9 / float64(s.tokens)
-	if c.pace == 0 {
-		c.pace = now
-	}
-	c.pace += (now - c.pace) / 16
-}
-
-// measureRest follows the time from the end of a prompt at a Prefiller to the
-// first token at the client.
-func (c *Cluster) measureRest(ns float64) {
-	if c.rest == 0 {
-		c.rest = ns
-	}
-	c.rest += (ns - c.rest) / 16
 }
 
 // done: the client has the whole answer.
@@ -349,7 +363,6 @@ func (c *Cluster) done(i int32) {
 		End: last && c.cfg.Ends == EndsAnnounced,
 	})
 	c.result.add(tr.rec)
-	c.pending--
 	if last {
 		delete(c.live, s)
 	} else {
@@ -359,37 +372,12 @@ func (c *Cluster) done(i int32) {
 		}
 		c.cal.push(c.now+c.load.Think(int(s), t), eventEligible, s, int32(t+1), 0)
 	}
-	*tr = turn{}
+	c.release(i)
+}
+
+// release ends a turn.
+func (c *Cluster) release(i int32) {
+	c.pending--
+	c.turns[i] = turn{}
 	c.free = append(c.free, i)
-}
-
-// sampleQueue notes the queue's length up to a moment.
-func (c *Cluster) sampleQueue(at Time) {
-	if c.cfg.Window == 0 || c.now <= Seconds(c.cfg.Window) {
-		c.result.QueuePeak = max(c.result.QueuePeak, c.waiting)
-	}
-	if c.cfg.Sample == 0 {
-		return
-	}
-	for step := Seconds(c.cfg.Sample); c.sampled <= at; c.sampled += step {
-		c.result.Queue = append(c.result.Queue, int32(c.waiting))
-	}
-}
-
-// finish checks that nothing is left behind and closes the result.
-func (c *Cluster) finish() (*Result, error) {
-	for _, r := range c.ranks {
-		if held := r.cache.Usable() - r.cache.Available(); held != 0 {
-			return nil, fmt.Errorf("rank %d holds %d blocks after the last request", r.index, held)
-		}
-	}
-	for _, g := range c.groups {
-		if g.prefix == "d" {
-			c.result.Decode.merge(g.stats)
-		} else {
-			c.result.Prefill.merge(g.stats)
-		}
-	}
-	c.result.Events = c.events
-	return &c.result, nil
 }

@@ -39,13 +39,13 @@ func (c *Cluster) pump(g *group) error {
 				g.stats.NonFull++
 			}
 		}
-		c.cal.push(c.now+Seconds(s.seconds), eventStepEnd, g.index, 0, 0)
+		c.cal.push(c.now+Seconds(s.seconds), eventStepEnd, g.index, g.life, 0)
 		return nil
 	}
 	for _, r := range g.ranks { // nobody computes: somebody may wait for a deadline
 		if at, ok := r.sched.NextDeadline(); ok && (g.wakeAt <= c.now || at < g.wakeAt) {
 			g.wakeAt = at
-			c.cal.push(max(at, c.now+1), eventWake, g.index, 0, 0)
+			c.cal.push(max(at, c.now+1), eventWake, g.index, g.life, 0)
 		}
 	}
 	return nil
@@ -56,9 +56,10 @@ func (c *Cluster) pump(g *group) error {
 func (c *Cluster) began(g *group, s *slot) {
 	for k, r := range g.ranks {
 		if int(r.index) < c.cfg.Prefillers {
-			for _, kind := range s.plans[k].Kinds {
+			for i, kind := range s.plans[k].Kinds {
 				if kind == scheduler.RowNew {
 					c.waiting--
+					c.turns[r.turn(s.plans[k].Requests[i])].begun = true
 				}
 			}
 		}
@@ -69,10 +70,10 @@ func (c *Cluster) began(g *group, s *slot) {
 				if w.tier {
 					at = c.now + Time(r.link.host.takes(w.tokens))
 				}
-				c.cal.push(at, eventKV, r.index, 0, uint64(w.id))
+				c.cal.push(at, eventKV, r.index, int32(r.life), uint64(w.id))
 			}
 			if w.from >= 0 {
-				c.cal.push(at, eventSent, w.from, 0, uint64(w.peer))
+				c.cal.push(at, eventSent, w.from, int32(w.life), uint64(w.peer))
 			}
 		}
 		r.link.work = r.link.work[:0]

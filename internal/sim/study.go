@@ -47,6 +47,7 @@ type StudyConfig struct {
 	Transfer                    float64
 	Hop                         float64
 	Scheduling                  scheduler.Scheduling
+	Faults                      []Fault
 }
 
 // DefaultStudy is a cluster of accelerators of the size of an H200 that serve a
@@ -71,7 +72,7 @@ func (s StudyConfig) Cluster(p Profile) ClusterConfig {
 			Blocks: blocks, BlockSize: s.BlockSize, Cost: cost, Caching: kvcache.CachingOn,
 			Scheduler: scheduler.Config{
 				MaxNumSeqs: s.MaxSeqs, MaxBatchedTokens: tokens, MaxModelLen: s.MaxModelLen, Scheduling: s.Scheduling,
-				LoadTimeout: 3600e9, HoldTimeout: 3600e9, Admission: scheduler.WholeSequence,
+				LoadTimeout: 3600e9, HoldTimeout: 3600e9, LoadFailure: scheduler.RecomputeLoad, Admission: scheduler.WholeSequence,
 			},
 			Graphs: graphs.Config{Mode: graphs.ModeFullAndPiecewise, MaxNumSeqs: s.MaxSeqs, MaxNumBatchedTokens: tokens},
 		}
@@ -79,7 +80,7 @@ func (s StudyConfig) Cluster(p Profile) ClusterConfig {
 	cfg := ClusterConfig{
 		Prefillers: s.Prefillers, Decoders: s.Decoders, Ranks: s.Ranks, Lockstep: Lockstep,
 		Prefill: rank(s.PrefillBlocks, 4*s.StepTokens, s.Prefill), Decode: rank(s.DecodeBlocks, s.StepTokens, s.Decode),
-		Hop: s.Hop, TransferAt: 0.002, Transfer: s.Transfer,
+		Hop: s.Hop, TransferAt: 0.002, Transfer: s.Transfer, Faults: s.Faults,
 	}
 	switch p {
 	case ProfileReverse:
@@ -122,7 +123,7 @@ var DefaultGoodput = Goodput{TTFT: 2, Free: 2000, PerMore: 0.001, TPOT: 1.25}
 func (g Goodput) Good(r *Record) bool {
 	limit := g.TTFT + g.PerMore*float64(max(int(r.Fresh)-g.Free, 0))
 	slow := r.Slowdown()
-	return r.TTFT() <= limit && (math.IsNaN(slow) || slow <= g.TPOT)
+	return !r.Failed && r.TTFT() <= limit && (math.IsNaN(slow) || slow <= g.TPOT)
 }
 
 // StudyRow is what a profile gave.
@@ -143,6 +144,8 @@ type StudyRow struct {
 	Slowdown95   float64 `json:"tpot_p95_of_decode_only"`
 	// Sweep is the good share under the rules of Goodput.Around, in their order.
 	Sweep []float64 `json:"goodput_sweep"`
+	// Faults is what the faults of the run did; nil without any.
+	Faults *FaultCounts `json:"faults,omitempty"`
 
 	result *Result
 }
@@ -170,6 +173,9 @@ func (s StudyConfig) Study(p Profile, load Workload, g Goodput) (*StudyRow, erro
 	}
 	row.Slowdown95 = Percentile(r.Values((*Record).Slowdown), 95)
 	row.GoodShare = g.Share(r)
+	if len(s.Faults) > 0 {
+		row.Faults = &r.Faults
+	}
 	for _, w := range g.Around() {
 		row.Sweep = append(row.Sweep, w.Share(r))
 	}
