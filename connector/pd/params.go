@@ -36,6 +36,7 @@ type Params struct {
 	ExpiryTime *float64 // not used for decisions: the clocks differ
 	Mode       string   // "pull", the default, or "push": P writes while it computes
 	Transfer   string   // of a push: the name under which P and D meet, unguessable
+	prefix     prefix   // of a turn's blocks: the tokens that they hold
 
 	ETAMillis      *float64 // what the prefiller would take, from the proxy
 	ResidentTokens *int     // of the session at the turn's end
@@ -121,6 +122,13 @@ func ParseParams(raw []byte) (*Params, error) {
 	d.float("remote_eta_ms", &p.ETAMillis)
 	d.optInt("resident_tokens", &p.ResidentTokens)
 	d.float("resident_until_ms", &p.ResidentUntil)
+	var hashes string
+	if d.string("remote_prefix", &hashes); hashes != "" {
+		var err error
+		if p.prefix, err = parsePrefix(hashes); err != nil {
+			d.errs = append(d.errs, &ParamError{"remote_prefix", "base64 of 16 bytes a block", err.Error()})
+		}
+	}
 	if v, ok := d.get("remote_lease"); ok {
 		if err := json.Unmarshal(v, &p.Lease); err != nil {
 			d.fail("remote_lease", `an object {"slot","generation","secret"}`, v)
@@ -218,6 +226,9 @@ func (p *Params) MarshalJSON() ([]byte, error) {
 		out["tp_size"], out["remote_ptp_size"], out["remote_pcp_size"], out["remote_dcp_size"] = 1, 1, 1, 1
 		out["remote_multi_nodes_meta_mapping"] = map[string]any{}
 		out["last_token_id"] = p.LastToken
+		if p.prefix != nil {
+			out["remote_prefix"] = p.prefix.String()
+		}
 	}
 	if p.Pushed() {
 		out["transfer_mode"], out["transfer_id"] = p.Mode, p.Transfer

@@ -112,6 +112,8 @@ func (s *Scheduler) offerTurn(r *connector.Request, tables connector.Tables, end
 	s.stats.Offered++
 	out := s.hold(r, tables, end, s.cfg.Reverse.Keep, "")
 	out.DoRemoteDecode = true
+	out.NumTokens = min(end.Computed, len(r.Tokens))
+	out.prefix = s.prefixOf(r, out.NumTokens)
 	s.turns.list = append(s.turns.list, keptTurn{r.ID, r.Session, n})
 	s.turns.blocks += n
 	return connector.Hold{Delay: true, Timeout: max(s.cfg.MaxHold, s.cfg.Reverse.Keep) + s.cfg.Lease, Params: out}

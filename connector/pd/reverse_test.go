@@ -135,3 +135,81 @@ func TestOffersEndByThemselves(t *testing.T) {
 	require.Zero(t, d.s.Live())
 	require.Empty(t, d.s.turns.list)
 }
+
+// Only what the next prompt has in common with the turn is read: clients edit
+// histories, and another namespace shares nothing.
+func TestTurnIsReadOnlyAsFarAsThePromptGoesOnFromIt(t *testing.T) {
+	d := newEngine(t, "d-1", Consumer, 1, reverse(func(c *ReverseConfig) { c.Threshold = 1 }))
+	p := newEngine(t, "p-1", Producer, 2, reverse(func(c *ReverseConfig) { c.Threshold = 1 }))
+	out := throughJSON(t, d.turn(1, "s", 21, 10).Params.(*Params))
+	n := uint32(0)
+	ask := func(change func(r *connector.Request, p *Params)) int {
+		n++
+		again := *out
+		r := remote(n, 40, &again)
+		change(r, &again)
+		p.s.Added(r)
+		defer func() {
+			p.s.Finished(r, nil, connector.End{Reason: connector.EndAbort})
+			p.s.Ops(0, nil) // another asks with the same lease
+		}()
+		return p.s.Lookup(r, 0).Tokens
+	}
+	require.Equal(t, 21, ask(func(*connector.Request, *Params) {}))
+	for at, want := range map[int]int{0: 0, 3: 0, 4: 4, 19: 16, 20: 20, 21: 21} {
+		require.Equal(t, want, ask(func(r *connector.Request, _ *Params) { r.Tokens[at] = 999 }), "token %d differs", at)
+	}
+	require.Equal(t, 8, ask(func(r *connector.Request, _ *Params) { r.Prompt, r.Tokens = 11, r.Tokens[:11] }), "a history that shrank")
+	require.Zero(t, ask(func(r *connector.Request, _ *Params) { r.Namespace.Salt = "x" }))
+	require.Zero(t, ask(func(_ *connector.Request, p *Params) { p.prefix = nil }))
+	require.Zero(t, ask(func(_ *connector.Request, p *Params) { p.NumTokens = 40 }))
+	require.Zero(t, ask(func(_ *connector.Request, p *Params) { p.NumTokens = 1 << 30 }))
+	require.Equal(t, 20, ask(func(_ *connector.Request, p *Params) { p.NumTokens = 20; p.prefix = p.prefix[:6] }))
+}
+
+// Another Decoder reads the turn as it would read a prefiller's prompt, and
+// computes the rest.
+func TestNewOwnerReadsTheTurnFromTheOldOne(t *testing.T) {
+	d := newEngine(t, "d-1", Consumer, 1, reverse(nil))
+	next := newEngine(t, "d-2", Consumer, 2, reverse(nil))
+	out := throughJSON(t, d.turn(1, "s", 21, 10).Params.(*Params))
+	out.DoRemotePrefill, out.DoRemoteDecode = true, false
+	r := remote(5, 40, out)
+	r.Tokens[20] = 999
+	next.s.Added(r)
+	require.Equal(t, 12, next.s.Lookup(r, 8).Tokens)
+	next.s.Allocated(r, connector.Tables{blockRange(30, 10)}, 8, 12)
+	next.flush()
+	ev := next.next()
+	require.Equal(t, connector.Received, ev.Kind, "%v", ev.Err)
+	require.Equal(t, 3, ev.Payload.(Transfer).Blocks)
+	require.Equal(t, d.block(1, 14), next.block(1, 34))
+	require.Equal(t, connector.Sent, d.next().Kind)
+	next.s.Finished(r, nil, connector.End{Reason: connector.EndAbort})
+	require.Zero(t, d.s.Live())
+}
+
+// A refused or aborted request leaves the offer to whoever serves it.
+func TestRefusalKeepsTheOffer(t *testing.T) {
+	d := newEngine(t, "d-1", Consumer, 1, reverse(nil))
+	require.True(t, d.turn(1, "s", 21, 10).Delay)
+	r := &connector.Request{ID: connector.NewRequestID(2, 1), Tokens: tokens(40), Prompt: 40, Session: "s", Params: &Params{AppendPrefill: true}}
+	for _, why := range []connector.EndReason{connector.EndRefused, connector.EndAbort} {
+		d.s.Added(r)
+		d.s.Finished(r, nil, connector.End{Reason: why})
+		d.flush()
+	}
+	d.quiet(20 * time.Millisecond)
+	require.Equal(t, 1, d.w.Stats().LeasesNow)
+}
+
+func TestPrefixNames(t *testing.T) {
+	for _, bad := range []string{"AA", "AAAA", "?"} {
+		_, err := parsePrefix(bad)
+		require.Error(t, err)
+	}
+	p := prefix{{1}, {2, 3}}
+	again, err := parsePrefix(p.String())
+	require.NoError(t, err)
+	require.Equal(t, p, again)
+}

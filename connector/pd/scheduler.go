@@ -130,13 +130,14 @@ type SchedulerStats struct {
 // Scheduler is the scheduler's side of either role. It has no goroutine, lock,
 // clock or I/O.
 type Scheduler struct {
-	cfg   SchedulerConfig
-	pulls map[connector.RequestID]*pull
-	holds map[connector.RequestID]*completions
-	turns keptTurns
-	speed speed
-	ops   []connector.Op
-	stats SchedulerStats
+	cfg    SchedulerConfig
+	pulls  map[connector.RequestID]*pull
+	holds  map[connector.RequestID]*completions
+	turns  keptTurns
+	speed  speed
+	hasher *kvcache.Hasher
+	ops    []connector.Op
+	stats  SchedulerStats
 }
 
 var (
@@ -150,6 +151,7 @@ type pull struct {
 	phase   phase
 	reverse bool // D's blocks are read by P
 	slower  bool // and that was predicted to take longer than computing
+	common  int  // tokens that a turn's name and this prompt have in common; -1: not looked at
 	ended   bool // the request is gone; the entry waits for its load
 	done    completions
 }
@@ -181,7 +183,11 @@ func NewScheduler(cfg SchedulerConfig) (*Scheduler, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	return &Scheduler{cfg: cfg.withDefaults(), pulls: map[connector.RequestID]*pull{}, holds: map[connector.RequestID]*completions{}}, nil
+	h, err := kvcache.NewHasher(kvcache.SHA256CBOR, "", kvcache.SharedScope)
+	if err != nil {
+		return nil, err
+	}
+	return &Scheduler{cfg: cfg.withDefaults(), hasher: h, pulls: map[connector.RequestID]*pull{}, holds: map[connector.RequestID]*completions{}}, nil
 }
 
 // RequiresDelivery is true for a producer: its requests must end with KV that
@@ -205,7 +211,7 @@ func (s *Scheduler) Added(r *connector.Request) {
 	if !ok || p == nil || p.EngineID == "" {
 		return
 	}
-	q := &pull{params: p}
+	q := &pull{params: p, common: -1}
 	switch {
 	case p.DoRemotePrefill && s.cfg.Role != Producer:
 	case p.DoRemoteDecode && !p.DoRemotePrefill && s.cfg.Role != Consumer:
@@ -231,17 +237,24 @@ func (s *Scheduler) Lookup(r *connector.Request, local int) connector.Answer {
 	if q == nil || q.phase != queued {
 		return connector.Answer{}
 	}
-	n := s.remoteTokens(q.params, r.Prompt) - local
+	n := s.remoteTokens(q, r) - local
 	if n <= 0 || q.reverse && !s.worthwhile(q, n) {
 		return connector.Answer{}
 	}
 	return connector.Answer{Tokens: n, Async: true, Timeout: s.cfg.Load}
 }
 
-// remoteTokens is the number of leading tokens whose KV P holds in every group.
-func (s *Scheduler) remoteTokens(p *Params, prompt int) int {
-	n := prompt
-	if p.NumTokens > 0 {
+// remoteTokens is the number of leading tokens whose KV the peer holds in every
+// group. P holds those of the very prompt; a turn's blocks hold those that they
+// are named by.
+func (s *Scheduler) remoteTokens(q *pull, r *connector.Request) int {
+	p, n := q.params, r.Prompt
+	if q.reverse || p.prefix != nil {
+		if q.common < 0 {
+			q.common = s.common(p.prefix, r, p.NumTokens)
+		}
+		n = q.common
+	} else if p.NumTokens > 0 {
 		n = min(n, p.NumTokens)
 	}
 	for _, list := range p.Blocks {
@@ -310,7 +323,9 @@ func (s *Scheduler) Preempting(*connector.Request, connector.Tables, int) bool {
 // Finished releases P's blocks if D never read them, and keeps a finished
 // prompt's blocks if a decoder is to come.
 func (s *Scheduler) Finished(r *connector.Request, tables connector.Tables, end connector.End) connector.Hold {
-	s.endTurn(r.Session)
+	if end.Reason.Complete() { // what was refused or aborted may come again elsewhere
+		s.endTurn(r.Session)
+	}
 	if q := s.pulls[r.ID]; q != nil {
 		switch q.phase {
 		case queued:
