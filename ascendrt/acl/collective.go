@@ -19,6 +19,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 )
 
 const rootInfoBytes = C.sizeof_HcclRootInfo
@@ -34,7 +35,7 @@ type communicator struct {
 var _ ascendrt.Communicator = (*communicator)(nil)
 
 func (d *device) UniqueID() ([]byte, error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
 	if l := use(libHCCL); !l.ok {
@@ -49,7 +50,7 @@ func (d *device) UniqueID() ([]byte, error) {
 }
 
 func (d *device) NewCommunicator(id []byte, rank, size int) (ascendrt.Communicator, error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
 	if l := use(libHCCL); !l.ok {
@@ -63,10 +64,8 @@ func (d *device) NewCommunicator(id []byte, rank, size int) (ascendrt.Communicat
 	if C.asc_hccl_init(d.ctx, (*C.HcclRootInfo)(unsafe.Pointer(&id[0])), C.uint32_t(rank), C.uint32_t(size), &c.raw, &e) != 0 {
 		return nil, d.failed("", &e)
 	}
-	c.ref = d.refs.Add(c)
-	d.handles.Lock()
-	d.ncomms++
-	d.handles.Unlock()
+	c.ref = d.Refs.Add(c)
+	d.Add(base.Communicators)
 	return c, nil
 }
 
@@ -77,11 +76,11 @@ func (c *communicator) Ref() ascendrt.Ref { return c.ref }
 // Close leaves the group. On a lost device nothing is left to give back.
 func (c *communicator) Close() error {
 	d := c.d
-	if d.closed.Load() || !d.refs.Remove(c.ref) {
+	if d.Closed() || !d.Refs.Remove(c.ref) {
 		return nil
 	}
-	d.give(&d.ncomms)
-	if d.lostError() != nil {
+	d.Give(base.Communicators)
+	if d.LostError() != nil {
 		return nil
 	}
 	return d.commFree(c.raw)
@@ -103,7 +102,7 @@ var hcclTypes = map[ascendrt.DType]uint64{
 
 // collective translates one.
 func (t *translator) collective(r ascendrt.Record) error {
-	c, err := handle[*communicator](t.d, r.A[0], "communicator")
+	c, err := base.Handle[*communicator](&t.d.Core, r.A[0], "communicator")
 	if err != nil {
 		return err
 	}
@@ -132,6 +131,6 @@ func (t *translator) collective(r ascendrt.Record) error {
 		return fmt.Errorf("destination: %w", err)
 	}
 	t.nodes++
-	t.record(kind, 0, word(c.raw), r.A[1], r.A[2], uint64(n), number, op)
+	t.Record(kind, 0, word(c.raw), r.A[1], r.A[2], uint64(n), number, op)
 	return nil
 }

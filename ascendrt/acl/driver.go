@@ -84,6 +84,7 @@ package acl
 import "C"
 
 import (
+	"strconv"
 	"strings"
 	"time"
 	"unsafe"
@@ -230,7 +231,7 @@ func openContext(ordinal int) (ctxPtr, error) {
 	e := newErr()
 	var ctx ctxPtr
 	if C.asc_open(C.int(ordinal), &ctx, &e) != 0 {
-		return nil, toError("device "+itoa(ordinal), &e)
+		return nil, toError("device "+strconv.Itoa(ordinal), &e)
 	}
 	return ctx, nil
 }
@@ -279,8 +280,8 @@ func emulatedObjects() []int {
 func (d *device) failed(what string, e *C.asc_err) error {
 	err := toError(what, e)
 	if err.(*ascendrt.Error).Class == ascendrt.ErrDeviceLost {
-		d.lose(err)
-		return d.lostError()
+		d.Fail(err)
+		return d.LostError()
 	}
 	return err
 }
@@ -494,7 +495,7 @@ func (d *device) moduleFunc(m modulePtr, fn string) (funcPtr, error) {
 // replay submits translated records in one crossing.
 func (d *device) replay(s streamPtr, words []uint64) error {
 	var flags C.uint
-	if d.opts.Debug == ascendrt.DebugSync {
+	if d.Options.Debug == ascendrt.DebugSync {
 		flags = C.ASC_SYNC_EACH
 	}
 	e := newErr()

@@ -4,11 +4,13 @@ package acl
 
 import (
 	"runtime"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
 )
 
@@ -56,7 +58,7 @@ func (e *eventState) drop(d *device) {
 	free, points := e.closed && e.graphs == 0, e.last
 	e.mu.Unlock()
 	if free {
-		d.later(points, func() { d.eventFree(e.raw) })
+		d.Later(points, func() { d.eventFree(e.raw) })
 	}
 }
 
@@ -66,8 +68,8 @@ func (e *eventState) close(d *device) {
 	e.closed = true
 	free, points := e.graphs == 0, e.last
 	e.mu.Unlock()
-	if free && d.lostError() == nil {
-		d.later(points, func() { d.eventFree(e.raw) })
+	if free && d.LostError() == nil {
+		d.Later(points, func() { d.eventFree(e.raw) })
 	}
 }
 
@@ -81,7 +83,7 @@ type event struct {
 var _ ascendrt.Event = (*event)(nil)
 
 func (d *device) NewEvent(k ascendrt.EventKind) (ascendrt.Event, error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
 	var flags uint32
@@ -95,19 +97,19 @@ func (d *device) NewEvent(k ascendrt.EventKind) (ascendrt.Event, error) {
 	case ascendrt.EventIPC:
 		return nil, invalid("event", "this backend shares no events between processes", ascendrt.ErrUnsupported)
 	default:
-		return nil, invalid("event", "unknown kind "+itoa(int(k)), ascendrt.ErrInvalid)
+		return nil, invalid("event", "unknown kind "+strconv.Itoa(int(k)), ascendrt.ErrInvalid)
 	}
-	if err := d.take(&d.nevents, d.opts.MaxEvents, "event"); err != nil {
+	if err := d.Take(base.Events); err != nil {
 		return nil, err
 	}
 	raw, err := d.eventNew(flags)
 	if err != nil {
-		d.give(&d.nevents)
+		d.Give(base.Events)
 		return nil, err
 	}
 	e := &event{d: d, state: &eventState{kind: k, raw: raw}}
-	e.ref = d.refs.Add(e.state)
-	e.cleanup = runtime.AddCleanup(e, d.leaks.Report, handles.Dropped{What: "event"})
+	e.ref = d.Refs.Add(e.state)
+	e.cleanup = runtime.AddCleanup(e, d.Leaks.Report, handles.Dropped{What: "event"})
 	return e, nil
 }
 
@@ -115,15 +117,15 @@ func (e *event) Ref() ascendrt.Ref { return e.ref }
 
 // hold keeps the event's handle alive until release is called.
 func (e *event) hold() (release func(), err error) {
-	if err := e.d.alive(); err != nil {
+	if err := e.d.Alive(); err != nil {
 		return nil, err
 	}
-	e.d.life.RLock()
+	e.d.Life.RLock()
 	if _, ok := lookupEvent(e.d, e.ref); !ok {
-		e.d.life.RUnlock()
+		e.d.Life.RUnlock()
 		return nil, invalid("event", "closed before", ascendrt.ErrClosed)
 	}
-	return e.d.life.RUnlock, nil
+	return e.d.Life.RUnlock, nil
 }
 
 func (e *event) Done() (bool, error) {
@@ -158,17 +160,17 @@ func (e *event) Elapsed(since ascendrt.Event) (time.Duration, error) {
 }
 
 func (e *event) Close() error {
-	if e.d.closed.Load() {
+	if e.d.Closed() {
 		e.cleanup.Stop()
 		return nil
 	}
-	e.d.life.Lock()
-	defer e.d.life.Unlock()
-	if !e.d.refs.Remove(e.ref) {
+	e.d.Life.Lock()
+	defer e.d.Life.Unlock()
+	if !e.d.Refs.Remove(e.ref) {
 		return nil
 	}
 	e.cleanup.Stop()
-	e.d.give(&e.d.nevents)
+	e.d.Give(base.Events)
 	e.state.close(e.d)
 	return nil
 }

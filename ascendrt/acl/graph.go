@@ -8,10 +8,13 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strconv"
 	"sync"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
+	"github.com/sluice-serving/sluice/ascendrt/internal/memory"
 )
 
 type graphState struct {
@@ -28,9 +31,9 @@ type graphState struct {
 	closed         bool
 	byRef          map[ascendrt.OpRef]*target
 	targets        []*target
-	allocs         []*alloc      // pinned by the capture
-	waits, records []*eventState // external events
-	events         []*eventState // all that it names
+	allocs         []*memory.Alloc // pinned by the capture
+	waits, records []*eventState   // external events
+	events         []*eventState   // all that it names
 	last           []ascendrt.Point
 }
 
@@ -45,8 +48,8 @@ type target struct {
 	ws     ascendrt.View
 	args   []ascendrt.Tensor
 	slots  [][]int64
-	record []uint64 // what a launch issues again
-	allocs []*alloc // pinned by updates
+	record []uint64        // what a launch issues again
+	allocs []*memory.Alloc // pinned by updates
 }
 
 type graph struct {
@@ -85,45 +88,45 @@ func (t *translator) launch(g *graphState) error {
 		}
 	}
 	if g.update != nil {
-		t.record(recStream, 0, word(g.update))
-		t.record(recWait, 0, word(g.tail))
-		t.record(recStream, 0, word(t.current.raw))
+		t.Record(recStream, 0, word(g.update))
+		t.Record(recWait, 0, word(g.tail))
+		t.Record(recStream, 0, word(t.current.raw))
 	}
-	t.record(recWait, 0, word(g.tail))
-	t.record(recGraph, 0, word(g.raw))
-	t.record(recRecord, 0, word(g.tail))
+	t.Record(recWait, 0, word(g.tail))
+	t.Record(recGraph, 0, word(g.raw))
+	t.Record(recRecord, 0, word(g.tail))
 	if g.update == nil {
 		return nil
 	}
-	t.record(recStream, 0, word(g.update))
+	t.Record(recStream, 0, word(g.update))
 	for _, x := range g.targets {
 		if !x.live {
 			continue
 		}
-		t.record(recUpdateBegin, 0, word(x.group))
-		at := len(t.words)
-		t.words = append(t.words, x.record...)
-		for ; at < len(t.words); at += recWords + int(t.words[at]>>32) {
-			t.words[at+1] = uint64(uint32(t.index))
+		t.Record(recUpdateBegin, 0, word(x.group))
+		at := len(t.Words)
+		t.Words = append(t.Words, x.record...)
+		for ; at < len(t.Words); at += recWords + int(t.Words[at]>>32) {
+			t.Words[at+1] = uint64(uint32(t.Index))
 		}
-		t.record(recUpdateEnd, 0)
-		t.record(recSignal, 0, word(x.gate)) // also behind an error: the graph waits for it
+		t.Record(recUpdateEnd, 0)
+		t.Record(recSignal, 0, word(x.gate)) // also behind an error: the graph waits for it
 	}
-	t.record(recStream, 0, word(t.current.raw))
+	t.Record(recStream, 0, word(t.current.raw))
 	return nil
 }
 
 func (d *device) Capture(st ascendrt.Stream, c *ascendrt.Commands, o ascendrt.CaptureOptions) (ascendrt.Graph, error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
 	s, ok := st.(*stream)
 	if !ok || s.d != d {
 		return nil, invalid("capture", "the stream is of another device", ascendrt.ErrInvalid)
 	}
-	d.life.RLock()
-	defer d.life.RUnlock()
-	if _, ok := handles.Lookup[*stream](&d.refs, s.ref); !ok {
+	d.Life.RLock()
+	defer d.Life.RUnlock()
+	if _, ok := handles.Lookup[*stream](&d.Refs, s.ref); !ok {
 		return nil, invalid("capture", "the stream was closed before", ascendrt.ErrClosed)
 	}
 	external := func(ref ascendrt.Ref) bool {
@@ -136,24 +139,24 @@ func (d *device) Capture(st ascendrt.Stream, c *ascendrt.Commands, o ascendrt.Ca
 	if err := checkUpdatable(c, o.Updatable); err != nil {
 		return nil, err
 	}
-	if err := d.take(&d.ngraphs, d.opts.MaxGraphs, "capture"); err != nil {
+	if err := d.Take(base.Graphs); err != nil {
 		return nil, err
 	}
 	g := &graphState{byRef: map[ascendrt.OpRef]*target{}}
 	if err := d.captureInto(g, s, c, o); err != nil {
-		d.give(&d.ngraphs)
+		d.Give(base.Graphs)
 		g.end(d)
 		return nil, err
 	}
 	for _, a := range g.allocs {
-		a.graphs.Add(1)
+		a.Hold()
 	}
 	for _, e := range g.events {
 		e.hold()
 	}
 	h := &graph{d: d, state: g}
-	g.ref = d.refs.Add(g)
-	h.cleanup = runtime.AddCleanup(h, d.leaks.Report, handles.Dropped{What: "graph"})
+	g.ref = d.Refs.Add(g)
+	h.cleanup = runtime.AddCleanup(h, d.Leaks.Report, handles.Dropped{What: "graph"})
 	return h, nil
 }
 
@@ -165,7 +168,7 @@ func checkUpdatable(c *ascendrt.Commands, refs []ascendrt.OpRef) error {
 			continue
 		}
 		if r.Kind != ascendrt.KindOp && r.Kind != ascendrt.KindLaunch {
-			return invalid("capture", "updatable command "+itoa(r.Index)+" is no operation", ascendrt.ErrInvalid)
+			return invalid("capture", "updatable command "+strconv.Itoa(r.Index)+" is no operation", ascendrt.ErrInvalid)
 		}
 		found++
 	}
@@ -221,7 +224,7 @@ func (d *device) captureInto(g *graphState, s *stream, c *ascendrt.Commands, o a
 		}
 	}()
 	groups := make([]groupPtr, len(g.targets))
-	if g.raw, err = d.captureGraph(s.raw, t.words, groups); err != nil {
+	if g.raw, err = d.captureGraph(s.raw, t.Words, groups); err != nil {
 		var e *ascendrt.Error
 		if errors.As(err, &e) && e.Class == ascendrt.ErrInvalid {
 			e.Class = ascendrt.ErrCapture // the shape runs eagerly from now on
@@ -237,7 +240,7 @@ func (d *device) captureInto(g *graphState, s *stream, c *ascendrt.Commands, o a
 
 // end gives everything of an idle graph back.
 func (g *graphState) end(d *device) {
-	if d.lostError() != nil {
+	if d.LostError() != nil {
 		return
 	}
 	if g.raw != nil {
@@ -271,11 +274,11 @@ func (g *graph) Info() ascendrt.GraphInfo {
 // to find out what is wrong.
 func (g *graph) Update(u []ascendrt.Slot) error {
 	d, s := g.d, g.state
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return err
 	}
-	d.life.RLock()
-	defer d.life.RUnlock()
+	d.Life.RLock()
+	defer d.Life.RUnlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -287,7 +290,7 @@ func (g *graph) Update(u []ascendrt.Slot) error {
 	for _, v := range u {
 		old := s.byRef[v.Op]
 		if old == nil {
-			return invalid("graph update", "command "+itoa(int(v.Op))+" was not captured as updatable", ascendrt.ErrGraphUpdate)
+			return invalid("graph update", "command "+strconv.Itoa(int(v.Op))+" was not captured as updatable", ascendrt.ErrGraphUpdate)
 		}
 		x := next[old]
 		if x == nil {
@@ -303,7 +306,7 @@ func (g *graph) Update(u []ascendrt.Slot) error {
 	}
 	for i, old := range order {
 		if err := next[old].again(d, old); err != nil {
-			if lost := d.lostError(); lost != nil {
+			if lost := d.LostError(); lost != nil {
 				return lost
 			}
 			return invalid("graph update", fmt.Sprintf("command %d: %v", refs[i], err), ascendrt.ErrGraphUpdate)
@@ -312,10 +315,10 @@ func (g *graph) Update(u []ascendrt.Slot) error {
 	for _, old := range order {
 		x := next[old]
 		for _, a := range old.allocs {
-			a.graphs.Add(-1)
+			a.Drop()
 		}
 		for _, a := range x.allocs {
-			a.graphs.Add(1)
+			a.Hold()
 		}
 		*old = *x
 	}
@@ -363,24 +366,24 @@ func (x *target) again(d *device, old *target) error {
 		return err
 	}
 	if !x.live {
-		if len(t.words) > 0 {
+		if len(t.Words) > 0 {
 			return errors.New("the command did nothing when it was captured")
 		}
 		return nil
 	}
-	if !sameCalls(t.words, old.record) {
+	if !sameCalls(t.Words, old.record) {
 		return errors.New("the operators or their shapes are not those that were captured")
 	}
-	for at := 0; at < len(t.words); at += recWords + int(t.words[at]>>32) {
-		n, err := d.aclnnNeed(t.words[at+recWords:][:t.words[at]>>32])
+	for at := 0; at < len(t.Words); at += recWords + int(t.Words[at]>>32) {
+		n, err := d.aclnnNeed(t.Words[at+recWords:][:t.Words[at]>>32])
 		if err != nil {
 			return err
 		}
-		if room := int(t.words[at+3]); n > room {
+		if room := int(t.Words[at+3]); n > room {
 			return fmt.Errorf("the workspace has %d bytes for it; %d are needed", room, n)
 		}
 	}
-	x.record, x.allocs = t.words, t.allocs
+	x.record, x.allocs = t.Words, t.allocs
 	return nil
 }
 
@@ -406,8 +409,8 @@ func sameCalls(a, b []uint64) bool {
 
 func (g *graph) Close() error {
 	d, s := g.d, g.state
-	d.life.Lock() // no submission is about to launch it
-	defer d.life.Unlock()
+	d.Life.Lock() // no submission is about to launch it
+	defer d.Life.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -415,21 +418,21 @@ func (g *graph) Close() error {
 	}
 	s.closed = true
 	g.cleanup.Stop()
-	if d.closed.Load() {
+	if d.Closed() {
 		return nil
 	}
 	for _, a := range s.allocs {
-		a.graphs.Add(-1)
+		a.Drop()
 	}
 	for _, x := range s.targets {
 		for _, a := range x.allocs {
-			a.graphs.Add(-1)
+			a.Drop()
 		}
 	}
-	d.refs.Remove(s.ref)
-	d.give(&d.ngraphs)
-	if d.lostError() == nil {
-		d.later(s.last, func() { s.end(d) })
+	d.Refs.Remove(s.ref)
+	d.Give(base.Graphs)
+	if d.LostError() == nil {
+		d.Later(s.last, func() { s.end(d) })
 	}
 	return nil
 }

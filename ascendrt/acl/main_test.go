@@ -68,3 +68,5 @@ func lacks(spec ascendrt.OpSpec) bool {
 	}
 	return false
 }
+
+func TestSeveralDevices(t *testing.T) { conformance.Several(t, Backend{}) }

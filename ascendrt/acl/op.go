@@ -3,10 +3,10 @@
 package acl
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/memory"
 	"github.com/sluice-serving/sluice/ascendrt/opspec"
 )
 
@@ -20,27 +20,6 @@ type opState struct {
 	emit  emitter
 }
 
-type op struct {
-	d     *device
-	state *opState
-	ref   ascendrt.Ref
-}
-
-var _ ascendrt.Op = (*op)(nil)
-
-func (o *op) Spec() ascendrt.OpSpec      { return o.state.Spec }
-func (o *op) Workspace() int             { return o.state.ws }
-func (o *op) Slots() []ascendrt.SlotInfo { return o.state.slots }
-func (o *op) Ref() ascendrt.Ref          { return o.ref }
-
-func (o *op) Close() error {
-	if o.d.closed.Load() || !o.d.refs.Remove(o.ref) {
-		return nil
-	}
-	o.d.give(&o.d.nops)
-	return nil
-}
-
 // rowsUnknown is what a plan without MaxRows makes room for.
 const rowsUnknown = 1024
 
@@ -48,25 +27,14 @@ const rowsUnknown = 1024
 // workspace at the largest shape, and so finds out what this chip or this CANN
 // version lacks.
 func (d *device) Plan(spec ascendrt.OpSpec) (ascendrt.Op, error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
 	s, err := d.plan(spec)
 	if err != nil {
-		var own *ascendrt.Error
-		if errors.As(err, &own) {
-			return nil, err
-		}
-		class := ascendrt.ErrInvalid
-		if errors.Is(err, ascendrt.ErrUnsupported) {
-			class = ascendrt.ErrUnsupported
-		}
-		return nil, invalid("plan "+string(spec.Kind), err.Error(), class)
+		return nil, d.Wrap("plan "+string(spec.Kind), -1, err)
 	}
-	d.handles.Lock()
-	d.nops++
-	d.handles.Unlock()
-	return &op{d: d, state: s, ref: d.refs.Add(s)}, nil
+	return d.NewOp(s, s.Spec, s.ws, s.slots), nil
 }
 
 func (d *device) plan(spec ascendrt.OpSpec) (*opState, error) {
@@ -188,39 +156,13 @@ func (s *opState) planArgs(e *emission, rows, reqs int) []ascendrt.Tensor {
 
 // op translates one operation into calls of the vendor's operators.
 func (t *translator) op(o *opState, ws ascendrt.View, args []ascendrt.Tensor) error {
-	if err := o.Check(args); err != nil {
+	if err := memory.CheckOp(o.Signature, t.slots, ws, o.ws, args, t.memory); err != nil {
 		return err
 	}
-	for i, v := range t.slots {
-		if v != nil && i >= len(o.Ints) {
-			return fmt.Errorf("slot %d takes no values: %w", i, ascendrt.ErrInvalid)
-		}
-	}
-	empty := false
 	for i := range args {
-		n := args[i].Bytes()
-		if n == 0 {
-			empty = empty || args[i].Rows() == 0
-			continue
+		if args[i].Bytes() == 0 && args[i].Rows() == 0 {
+			return nil // operations over zero rows do nothing
 		}
-		a, err := t.memory(uint64(args[i].Addr), n)
-		if err != nil {
-			return fmt.Errorf("%s: %w", o.Params[i].Name, err)
-		}
-		if a.host {
-			return fmt.Errorf("%s lies in host memory; operations take device memory: %w", o.Params[i].Name, ascendrt.ErrInvalid)
-		}
-	}
-	if o.ws > 0 {
-		if ws.Len < o.ws {
-			return fmt.Errorf("the workspace has %d bytes; %d are needed: %w", ws.Len, o.ws, ascendrt.ErrInvalid)
-		}
-		if _, err := t.memory(uint64(ws.Addr), o.ws); err != nil {
-			return fmt.Errorf("workspace: %w", err)
-		}
-	}
-	if empty {
-		return nil // operations over zero rows do nothing
 	}
 	e := &t.emission
 	*e = emission{calls: e.calls[:0], base: uint64(ws.Addr), values: t.slots}

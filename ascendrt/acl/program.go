@@ -4,6 +4,7 @@ package acl
 
 import (
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 )
 
 // module is a loaded binary of kernels, compiled for one chip.
@@ -28,7 +29,7 @@ var (
 
 // LoadProgram takes "ascend-elf" alone: this runtime compiles no source.
 func (d *device) LoadProgram(p ascendrt.Program) (ascendrt.Module, error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
 	if p.Kind != "ascend-elf" || !d.Caps().RawKernels {
@@ -42,20 +43,18 @@ func (d *device) LoadProgram(p ascendrt.Program) (ascendrt.Module, error) {
 	if m.raw, err = d.moduleLoad(p.Data); err != nil {
 		return nil, err
 	}
-	m.ref = d.refs.Add(m)
-	d.handles.Lock()
-	d.nmodules++
-	d.handles.Unlock()
+	m.ref = d.Refs.Add(m)
+	d.Add(base.Modules)
 	return m, nil
 }
 
 func (m *module) Kernel(fn string) (ascendrt.Kernel, error) {
 	d := m.d
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
-	d.life.Lock()
-	defer d.life.Unlock()
+	d.Life.Lock()
+	defer d.Life.Unlock()
 	if m.raw == nil {
 		return nil, invalid("kernel "+fn, "the module was closed before", ascendrt.ErrClosed)
 	}
@@ -64,7 +63,7 @@ func (m *module) Kernel(fn string) (ascendrt.Kernel, error) {
 		return nil, err
 	}
 	k := &kernel{fn: f, name: fn}
-	k.ref = d.refs.Add(k)
+	k.ref = d.Refs.Add(k)
 	m.refs = append(m.refs, k.ref)
 	return k, nil
 }
@@ -81,19 +80,19 @@ func (k *kernel) Ref() ascendrt.Ref { return k.ref }
 
 func (m *module) Close() error {
 	d := m.d
-	if d.closed.Load() {
+	if d.Closed() {
 		return nil
 	}
-	d.life.Lock()
-	defer d.life.Unlock()
-	if !d.refs.Remove(m.ref) {
+	d.Life.Lock()
+	defer d.Life.Unlock()
+	if !d.Refs.Remove(m.ref) {
 		return nil
 	}
 	for _, r := range m.refs {
-		d.refs.Remove(r)
+		d.Refs.Remove(r)
 	}
-	d.give(&d.nmodules)
-	if d.lostError() == nil {
+	d.Give(base.Modules)
+	if d.LostError() == nil {
 		d.moduleFree(m.raw)
 	}
 	m.raw = nil

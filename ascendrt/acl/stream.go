@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 )
 
 // waitSlice is how long one crossing waits at most: between slices the context
@@ -46,24 +47,20 @@ type stream struct {
 var _ ascendrt.Stream = (*stream)(nil)
 
 func (d *device) NewStream(ascendrt.StreamOptions) (ascendrt.Stream, error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
-	if err := d.take(&d.nstreams, d.opts.MaxStreams, "stream"); err != nil {
+	if err := d.Take(base.Streams); err != nil {
 		return nil, err
 	}
 	raw, err := d.streamNew()
 	if err != nil {
-		d.give(&d.nstreams)
+		d.Give(base.Streams)
 		return nil, err
 	}
 	s := &stream{d: d, raw: raw, counted: true}
-	s.ref = d.refs.Add(s)
-	d.handles.Lock()
-	if d.streams != nil {
-		d.streams[s] = true
-	}
-	d.handles.Unlock()
+	s.ref = d.Refs.Add(s)
+	d.streams.Add(s)
 	return s, nil
 }
 
@@ -73,11 +70,11 @@ func (s *stream) Ref() ascendrt.Ref { return s.ref }
 // of all streams and graphs it uses, in the order of their refs.
 func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 	d := s.d
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return ascendrt.Point{}, 0, err
 	}
-	d.life.RLock()
-	defer d.life.RUnlock()
+	d.Life.RLock()
+	defer d.Life.RUnlock()
 	t := translators.Get().(*translator)
 	defer translators.Put(t)
 	t.reset(d, s, submitting)
@@ -113,9 +110,9 @@ func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 		}
 		t.signals = append(t.signals, ev)
 		if i > 0 || t.current != s {
-			t.record(recStream, 0, word(x.raw))
+			t.Record(recStream, 0, word(x.raw))
 		}
-		t.record(recSignal, 0, word(ev))
+		t.Record(recSignal, 0, word(ev))
 	}
 	p := ascendrt.Point{Stream: s, Seq: s.seq.Load() + 1}
 	t.lockGraphs()
@@ -125,7 +122,7 @@ func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 	for _, e := range t.events {
 		e.touch(p)
 	}
-	rerr := d.replay(s.raw, t.words)
+	rerr := d.replay(s.raw, t.Words)
 	t.unlockGraphs()
 	for i, x := range t.streams {
 		x.ring.Lock()
@@ -195,20 +192,20 @@ func (s *stream) pending(seq uint64) eventPtr {
 
 // Done crosses only if the answer is not known yet.
 func (s *stream) Done(seq uint64) bool {
-	if s.d.lostError() != nil || seq > s.seq.Load() {
+	if s.d.LostError() != nil || seq > s.seq.Load() {
 		return false
 	}
 	if s.done.Load() >= seq {
 		return true
 	}
 	s.poll()
-	return s.done.Load() >= seq && s.d.lostError() == nil
+	return s.done.Load() >= seq && s.d.LostError() == nil
 }
 
 // Wait polls for a while, then waits in C by slices.
 func (s *stream) Wait(ctx context.Context, seq uint64) error {
 	d := s.d
-	if err := d.lostError(); err != nil {
+	if err := d.LostError(); err != nil {
 		return err
 	}
 	if s.done.Load() >= seq {
@@ -217,7 +214,7 @@ func (s *stream) Wait(ctx context.Context, seq uint64) error {
 	if seq > s.seq.Load() {
 		return invalid("wait", "sequence number "+strconv.FormatUint(seq, 10)+" was never submitted", ascendrt.ErrInvalid)
 	}
-	for end := time.Now().Add(d.opts.WaitSpin); time.Now().Before(end); {
+	for end := time.Now().Add(d.Options.WaitSpin); time.Now().Before(end); {
 		if s.Done(seq) {
 			return nil
 		}
@@ -239,7 +236,7 @@ func (s *stream) Wait(ctx context.Context, seq uint64) error {
 		if s.Done(seq) {
 			return nil
 		}
-		if err := d.lostError(); err != nil {
+		if err := d.LostError(); err != nil {
 			return err
 		}
 	}
@@ -267,26 +264,29 @@ func (s *stream) slice(seq uint64, at time.Duration) error {
 	return err
 }
 
+// Stop refuses further submissions and gives the last sequence number.
+func (s *stream) Stop() uint64 {
+	s.submit.Lock()
+	defer s.submit.Unlock()
+	s.stopped = true
+	return s.seq.Load()
+}
+
 func (s *stream) Close() error {
-	if s.d.closed.Load() || !s.d.refs.Remove(s.ref) {
+	if s.d.Closed() || !s.d.Refs.Remove(s.ref) {
 		return nil
 	}
 	d := s.d
-	s.submit.Lock()
-	s.stopped = true
-	s.submit.Unlock()
-	err := s.Wait(context.Background(), s.seq.Load())
-	d.handles.Lock()
-	delete(d.streams, s)
-	d.nstreams--
-	d.handles.Unlock()
+	err := s.Wait(context.Background(), s.Stop())
+	d.streams.Drop(s)
+	d.Give(base.Streams)
 	if err != nil {
 		return err
 	}
-	d.reap()
-	d.life.Lock()
-	defer d.life.Unlock()
-	if !d.closed.Load() {
+	d.Reap()
+	d.Life.Lock()
+	defer d.Life.Unlock()
+	if !d.Closed() {
 		s.free()
 	}
 	return nil

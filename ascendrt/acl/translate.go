@@ -4,21 +4,22 @@ package acl
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
+	"github.com/sluice-serving/sluice/ascendrt/internal/memory"
 )
 
 // translator turns the records of a buffer, with our handles and checked
 // ranges, into records with the runtime's pointers, which C replays.
 type translator struct {
+	base.Records
 	d        *device
 	mode     mode
-	words    []uint64
 	streams  []*stream // used ones, the submitting one first
 	locked   []*stream
 	signals  []eventPtr // by streams
@@ -26,8 +27,7 @@ type translator struct {
 	graphs   []*graphState
 	events   []*eventState // named ones
 	consumed []consumer
-	index    int
-	slots    [][]int64
+	slots    base.Slots
 	args     []ascendrt.Tensor
 
 	emission emission
@@ -37,7 +37,7 @@ type translator struct {
 	target    int // 1 + place in updatable of the command being translated
 	opened    bool
 	targets   []*target // by updatable
-	allocs    []*alloc
+	allocs    []*memory.Alloc
 	waits     []*eventState // external events that the graph consumes
 	records   []*eventState // and those that it records
 	nodes     int
@@ -54,17 +54,8 @@ var translators = sync.Pool{New: func() any { return new(translator) }}
 
 func (t *translator) reset(d *device, s *stream, m mode) {
 	clear(t.slots)
-	*t = translator{d: d, mode: m, words: t.words[:0], streams: append(t.streams[:0], s), locked: t.locked[:0], signals: t.signals[:0], current: s,
+	*t = translator{d: d, mode: m, Records: base.Records{Words: t.Words[:0]}, streams: append(t.streams[:0], s), locked: t.locked[:0], signals: t.signals[:0], current: s,
 		graphs: t.graphs[:0], events: t.events[:0], consumed: t.consumed[:0], slots: t.slots[:0], args: t.args[:0], emission: emission{calls: t.emission.calls[:0]}}
-}
-
-// record appends a translated record of up to six header words.
-func (t *translator) record(kind uint32, payload int, a ...uint64) {
-	var h [recWords]uint64
-	h[0] = uint64(kind) | uint64(payload)<<32
-	h[1] = uint64(uint32(t.index))
-	copy(h[2:], a)
-	t.words = append(t.words, h[:]...)
 }
 
 // aclnn appends a call of an operator with a workspace. The calls of an
@@ -73,8 +64,8 @@ func (t *translator) record(kind uint32, payload int, a ...uint64) {
 func (t *translator) aclnn(call []uint64, ws uint64, n int, _ bool) {
 	t.open()
 	t.nodes++
-	t.record(recOp, len(call), ws, uint64(n))
-	t.words = append(t.words, call...)
+	t.Record(recOp, len(call), ws, uint64(n))
+	t.Words = append(t.Words, call...)
 }
 
 func (t *translator) open() {
@@ -83,9 +74,9 @@ func (t *translator) open() {
 	}
 	t.opened = true
 	x := t.targets[t.target-1]
-	t.record(recWait, 0, word(x.gate))
-	t.record(recReset, 0, word(x.gate))
-	t.record(recGroupBegin, 0)
+	t.Record(recWait, 0, word(x.gate))
+	t.Record(recReset, 0, word(x.gate))
+	t.Record(recGroupBegin, 0)
 }
 
 // translate works up to the first wrong command; n is its index, the number of
@@ -96,52 +87,30 @@ func (t *translator) translate(c *ascendrt.Commands) (n int, err error) {
 		if wrong != nil && r.Index == stop {
 			return stop, wrong
 		}
-		t.index = r.Index
+		t.Index = r.Index
 		t.target, t.opened = 1+slices.Index(t.updatable, ascendrt.OpRef(r.Index)), false
-		before := len(t.words)
+		before := len(t.Words)
 		if err := t.one(r); err != nil {
-			t.words = t.words[:before]
-			return r.Index, t.commandError(r, err)
+			t.Words = t.Words[:before]
+			return r.Index, t.d.Wrap(r.Kind.String(), r.Index, err)
 		}
 		if t.opened {
-			t.targets[t.target-1].record = slices.Clone(t.words[before+3*recWords:])
+			t.targets[t.target-1].record = slices.Clone(t.Words[before+3*recWords:])
 			t.targets[t.target-1].live = true
-			t.record(recGroupEnd, 0, uint64(t.target-1))
+			t.Record(recGroupEnd, 0, uint64(t.target-1))
 		}
 	}
 	t.target = 0
 	return c.Len(), wrong
 }
 
-func (t *translator) commandError(r ascendrt.Record, err error) error {
-	var e *ascendrt.Error
-	if errors.As(err, &e) {
-		return err
-	}
-	class := ascendrt.ErrInvalid
-	for _, c := range []error{ascendrt.ErrClosed, ascendrt.ErrUnsupported, ascendrt.ErrCapture} {
-		if errors.Is(err, c) {
-			class = c
-		}
-	}
-	return &ascendrt.Error{Backend: name, Call: r.Kind.String(), Text: err.Error(), Command: r.Index, Class: class}
-}
-
-func handle[T any](d *device, ref uint64, what string) (T, error) {
-	v, ok := handles.Lookup[T](&d.refs, ascendrt.Ref(ref))
-	if !ok {
-		return v, fmt.Errorf("the %s was closed, or is of another device: %w", what, ascendrt.ErrClosed)
-	}
-	return v, nil
-}
-
 func lookupEvent(d *device, ref ascendrt.Ref) (*eventState, bool) {
-	return handles.Lookup[*eventState](&d.refs, ref)
+	return handles.Lookup[*eventState](&d.Refs, ref)
 }
 
 // memory checks a range and notes its allocation for a capture.
-func (t *translator) memory(addr uint64, n int) (*alloc, error) {
-	a, err := t.d.find(addr, n)
+func (t *translator) memory(addr uint64, n int) (*memory.Alloc, error) {
+	a, err := t.d.Find(addr, n)
 	if err == nil && t.mode == capturing {
 		t.allocs = append(t.allocs, a)
 	}
@@ -149,8 +118,8 @@ func (t *translator) memory(addr uint64, n int) (*alloc, error) {
 }
 
 func (t *translator) one(r ascendrt.Record) error {
-	if len(t.slots) > 0 && r.Kind != ascendrt.KindOp && r.Kind != ascendrt.KindSlot {
-		return fmt.Errorf("slot values stand before a command without slots: %w", ascendrt.ErrInvalid)
+	if err := t.slots.Before(r.Kind); err != nil {
+		return err
 	}
 	d := t.d
 	switch r.Kind {
@@ -166,15 +135,15 @@ func (t *translator) one(r ascendrt.Record) error {
 		if err != nil {
 			return err
 		}
-		if a.host {
+		if a.Host {
 			return fmt.Errorf("this device fills its own memory alone: %w", ascendrt.ErrUnsupported)
 		}
 		t.nodes++
-		t.record(recFill, 0, r.A[0], r.A[1], r.A[2], r.A[3])
+		t.Record(recFill, 0, r.A[0], r.A[1], r.A[2], r.A[3])
 	case ascendrt.KindSlot:
-		return t.slot(r)
+		return t.slots.Set(r)
 	case ascendrt.KindOp:
-		o, err := handle[*opState](d, r.A[0], "operation")
+		o, err := base.Handle[*opState](&d.Core, r.A[0], "operation")
 		if err != nil {
 			return err
 		}
@@ -193,7 +162,7 @@ func (t *translator) one(r ascendrt.Record) error {
 	case ascendrt.KindLaunch:
 		return t.raw(r)
 	case ascendrt.KindRecord, ascendrt.KindWaitEvent:
-		e, err := handle[*eventState](d, r.A[0], "event")
+		e, err := base.Handle[*eventState](&d.Core, r.A[0], "event")
 		if err != nil {
 			return err
 		}
@@ -205,11 +174,11 @@ func (t *translator) one(r ascendrt.Record) error {
 		if r.Kind == ascendrt.KindWaitEvent {
 			kind = recWait
 		}
-		t.record(kind, 0, word(e.raw))
+		t.Record(kind, 0, word(e.raw))
 	case ascendrt.KindWaitPoint:
 		return t.waitPoint(r)
 	case ascendrt.KindStream:
-		s, err := handle[*stream](d, r.A[0], "stream")
+		s, err := base.Handle[*stream](&d.Core, r.A[0], "stream")
 		if err != nil {
 			return err
 		}
@@ -217,9 +186,9 @@ func (t *translator) one(r ascendrt.Record) error {
 			t.streams = append(t.streams, s)
 		}
 		t.current = s
-		t.record(recStream, 0, word(s.raw))
+		t.Record(recStream, 0, word(s.raw))
 	case ascendrt.KindGraph:
-		g, err := handle[*graphState](d, r.A[0], "graph")
+		g, err := base.Handle[*graphState](&d.Core, r.A[0], "graph")
 		if err != nil {
 			return err
 		}
@@ -250,11 +219,11 @@ func (t *translator) external(e *eventState, kind ascendrt.Kind) error {
 		t.consumed = append(t.consumed, consumer{e, t.current})
 	}
 	if kind == ascendrt.KindRecord {
-		t.record(recRecord, 0, word(e.raw))
+		t.Record(recRecord, 0, word(e.raw))
 		return nil
 	}
-	t.record(recWait, 0, word(e.raw))
-	t.record(recReset, 0, word(e.raw))
+	t.Record(recWait, 0, word(e.raw))
+	t.Record(recReset, 0, word(e.raw))
 	return nil
 }
 
@@ -284,23 +253,8 @@ func (t *translator) setFlag(e *eventState) error {
 			continue
 		}
 		if ev := s.pending(p.Seq); ev != nil {
-			t.record(recWait, 0, word(ev))
+			t.Record(recWait, 0, word(ev))
 		}
-	}
-	return nil
-}
-
-func (t *translator) slot(r ascendrt.Record) error {
-	i := int(r.A[0])
-	if i >= 32 {
-		return fmt.Errorf("slot %d does not exist: %w", i, ascendrt.ErrInvalid)
-	}
-	for len(t.slots) <= i {
-		t.slots = append(t.slots, nil)
-	}
-	t.slots[i] = make([]int64, len(r.Payload))
-	for k, v := range r.Payload {
-		t.slots[i][k] = int64(v)
 	}
 	return nil
 }
@@ -312,7 +266,7 @@ func (t *translator) waitPoint(r ascendrt.Record) error {
 	if r.A[0] == 0 {
 		return nil
 	}
-	s, err := handle[*stream](t.d, r.A[0], "stream of the point")
+	s, err := base.Handle[*stream](&t.d.Core, r.A[0], "stream of the point")
 	if err != nil {
 		return err
 	}
@@ -323,7 +277,7 @@ func (t *translator) waitPoint(r ascendrt.Record) error {
 		return nil
 	}
 	if ev := s.pending(r.A[1]); ev != nil {
-		t.record(recWait, 0, word(ev))
+		t.Record(recWait, 0, word(ev))
 	}
 	return nil
 }
@@ -337,7 +291,7 @@ func (t *translator) copy(dst, src uint64, n int, room uint64) error {
 		return err
 	}
 	t.nodes++
-	t.record(recCopy, 0, dst, src, uint64(n), uint64(kind), room)
+	t.Record(recCopy, 0, dst, src, uint64(n), uint64(kind), room)
 	return nil
 }
 
@@ -354,13 +308,13 @@ func (t *translator) direction(dst, src uint64, n int, room uint64) (kind uint32
 	if dst < src+uint64(n) && src < dst+uint64(n) {
 		return 0, 0, fmt.Errorf("source and destination overlap: %w", ascendrt.ErrInvalid)
 	}
-	room = min(room, to.addr+uint64(to.n)-dst)
+	room = min(room, to.Room(dst))
 	switch {
-	case to.host && from.host:
+	case to.Host && from.Host:
 		return 0, 0, fmt.Errorf("this device does not copy from host to host: use the CPU: %w", ascendrt.ErrUnsupported)
-	case from.host:
+	case from.Host:
 		return copyToDevice, room, nil
-	case to.host:
+	case to.Host:
 		return copyToHost, room, nil
 	}
 	return copyWithin, room, nil
@@ -393,15 +347,15 @@ func (t *translator) batch(p []uint64) error {
 	case copyToHost:
 		direction = 2
 	}
-	t.record(recBatch, 4*len(dst), uint64(len(dst)), direction, uint64(t.d.info.Ordinal))
-	t.words = append(append(append(append(t.words, dst...), src...), size...), rooms...)
+	t.Record(recBatch, 4*len(dst), uint64(len(dst)), direction, uint64(t.d.info.Ordinal))
+	t.Words = append(append(append(append(t.Words, dst...), src...), size...), rooms...)
 	return nil
 }
 
 // raw translates a launch of a program's kernel: the arguments are 8-byte
 // words, and the grid is one number of blocks.
 func (t *translator) raw(r ascendrt.Record) error {
-	k, err := handle[*kernel](t.d, r.A[0], "kernel")
+	k, err := base.Handle[*kernel](&t.d.Core, r.A[0], "kernel")
 	if err != nil {
 		return err
 	}
@@ -414,8 +368,8 @@ func (t *translator) raw(r ascendrt.Record) error {
 	}
 	t.open()
 	t.nodes++
-	t.record(recLaunch, len(r.Payload), word(k.fn), uint64(x), 8*uint64(len(r.Payload)))
-	t.words = append(t.words, r.Payload...)
+	t.Record(recLaunch, len(r.Payload), word(k.fn), uint64(x), 8*uint64(len(r.Payload)))
+	t.Words = append(t.Words, r.Payload...)
 	return nil
 }
 

@@ -454,3 +454,5 @@ func TestFreeMatmul(t *testing.T) {
 		}
 	}
 }
+
+func TestSeveralDevices(t *testing.T) { conformance.Several(t, Backend{}) }

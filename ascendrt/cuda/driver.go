@@ -229,8 +229,8 @@ func (d *device) releaseContext() error {
 func (d *device) failed(what string, e *C.sl_err) error {
 	err := toError(what, e)
 	if err.(*ascendrt.Error).Class == ascendrt.ErrDeviceLost {
-		d.lose(err)
-		return d.lostError()
+		d.Fail(err)
+		return d.LostError()
 	}
 	return err
 }
@@ -468,7 +468,7 @@ func (d *device) funcShared(f funcPtr, n int) error {
 // replay submits translated records in one crossing.
 func (d *device) replay(s streamPtr, words []uint64) error {
 	var flags C.uint
-	if d.opts.Debug == ascendrt.DebugSync {
+	if d.Options.Debug == ascendrt.DebugSync {
 		flags = C.SL_SYNC_EACH
 	}
 	e := newErr()

@@ -6,9 +6,9 @@ import (
 	"runtime"
 	"strconv"
 	"time"
-	"unsafe"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
 )
 
@@ -33,7 +33,7 @@ const (
 )
 
 func (d *device) NewEvent(k ascendrt.EventKind) (ascendrt.Event, error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
 	var flags uint32
@@ -46,17 +46,17 @@ func (d *device) NewEvent(k ascendrt.EventKind) (ascendrt.Event, error) {
 	default:
 		return nil, invalid("event", "unknown kind "+strconv.Itoa(int(k)), ascendrt.ErrInvalid)
 	}
-	if err := d.take(&d.nevents, d.opts.MaxEvents, "event"); err != nil {
+	if err := d.Take(base.Events); err != nil {
 		return nil, err
 	}
 	raw, err := d.eventNew(flags)
 	if err != nil {
-		d.give(&d.nevents)
+		d.Give(base.Events)
 		return nil, err
 	}
 	e := &event{d: d, state: &eventState{kind: k, raw: raw}}
-	e.ref = d.refs.Add(e.state)
-	e.cleanup = runtime.AddCleanup(e, d.leaks.Report, handles.Dropped{What: "event"})
+	e.ref = d.Refs.Add(e.state)
+	e.cleanup = runtime.AddCleanup(e, d.Leaks.Report, handles.Dropped{What: "event"})
 	return e, nil
 }
 
@@ -64,15 +64,15 @@ func (e *event) Ref() ascendrt.Ref { return e.ref }
 
 // hold keeps the event's driver handle alive until release is called.
 func (e *event) hold() (release func(), err error) {
-	if err := e.d.alive(); err != nil {
+	if err := e.d.Alive(); err != nil {
 		return nil, err
 	}
-	e.d.life.RLock()
+	e.d.Life.RLock()
 	if _, ok := lookupEvent(e.d, e.ref); !ok {
-		e.d.life.RUnlock()
+		e.d.Life.RUnlock()
 		return nil, invalid("event", "closed before", ascendrt.ErrClosed)
 	}
-	return e.d.life.RUnlock, nil
+	return e.d.Life.RUnlock, nil
 }
 
 func (e *event) Done() (bool, error) {
@@ -104,21 +104,19 @@ func (e *event) Elapsed(since ascendrt.Event) (time.Duration, error) {
 }
 
 func (e *event) Close() error {
-	if e.d.closed.Load() {
+	if e.d.Closed() {
 		e.cleanup.Stop()
 		return nil
 	}
-	e.d.life.Lock()
-	defer e.d.life.Unlock()
-	if !e.d.refs.Remove(e.ref) {
+	e.d.Life.Lock()
+	defer e.d.Life.Unlock()
+	if !e.d.Refs.Remove(e.ref) {
 		return nil
 	}
 	e.cleanup.Stop()
-	e.d.give(&e.d.nevents)
-	if e.d.lostError() == nil {
+	e.d.Give(base.Events)
+	if e.d.LostError() == nil {
 		e.d.eventFree(e.state.raw)
 	}
 	return nil
 }
-
-func word2(s streamPtr) uint64 { return word(unsafe.Pointer(s)) }

@@ -11,7 +11,9 @@ import (
 	"sync"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
+	"github.com/sluice-serving/sluice/ascendrt/internal/memory"
 )
 
 type graphState struct {
@@ -23,7 +25,7 @@ type graphState struct {
 	mu      sync.Mutex
 	closed  bool
 	targets map[ascendrt.OpRef]*target
-	allocs  []*alloc // pinned by the capture
+	allocs  []*memory.Alloc // pinned by the capture
 	last    []ascendrt.Point
 }
 
@@ -33,8 +35,8 @@ type target struct {
 	op     *opState
 	ws     ascendrt.View
 	args   []ascendrt.Tensor
-	record []uint64 // the launch as it is
-	allocs []*alloc // pinned by updates
+	record []uint64        // the launch as it is
+	allocs []*memory.Alloc // pinned by updates
 }
 
 type graph struct {
@@ -60,16 +62,16 @@ func (g *graphState) launched(p ascendrt.Point) {
 }
 
 func (d *device) Capture(st ascendrt.Stream, c *ascendrt.Commands, o ascendrt.CaptureOptions) (ascendrt.Graph, error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
 	s, ok := st.(*stream)
 	if !ok || s.d != d {
 		return nil, invalid("capture", "the stream is of another device", ascendrt.ErrInvalid)
 	}
-	d.life.RLock()
-	defer d.life.RUnlock()
-	if _, ok := handles.Lookup[*stream](&d.refs, s.ref); !ok {
+	d.Life.RLock()
+	defer d.Life.RUnlock()
+	if _, ok := handles.Lookup[*stream](&d.Refs, s.ref); !ok {
 		return nil, invalid("capture", "the stream was closed before", ascendrt.ErrClosed)
 	}
 	external := func(ref ascendrt.Ref) bool {
@@ -89,19 +91,19 @@ func (d *device) Capture(st ascendrt.Stream, c *ascendrt.Commands, o ascendrt.Ca
 	if err := g.findTargets(d, c, o.Updatable); err != nil {
 		return nil, err
 	}
-	if err := d.take(&d.ngraphs, d.opts.MaxGraphs, "capture"); err != nil {
+	if err := d.Take(base.Graphs); err != nil {
 		return nil, err
 	}
 	if err := d.captureInto(g, s, t, o); err != nil {
-		d.give(&d.ngraphs)
+		d.Give(base.Graphs)
 		return nil, err
 	}
 	for _, a := range g.allocs {
-		a.graphs.Add(1)
+		a.Hold()
 	}
 	h := &graph{d: d, state: g}
-	h.ref = d.refs.Add(g)
-	h.cleanup = runtime.AddCleanup(h, d.leaks.Report, handles.Dropped{What: "graph"})
+	h.ref = d.Refs.Add(g)
+	h.cleanup = runtime.AddCleanup(h, d.Leaks.Report, handles.Dropped{What: "graph"})
 	return h, nil
 }
 
@@ -116,7 +118,7 @@ func (g *graphState) findTargets(d *device, c *ascendrt.Commands, refs []ascendr
 		switch r.Kind {
 		case ascendrt.KindOp:
 			var err error
-			if x.op, err = handle[*opState](d, r.A[0], "operation"); err != nil {
+			if x.op, err = base.Handle[*opState](&d.Core, r.A[0], "operation"); err != nil {
 				return err
 			}
 			x.ws = ascendrt.View{Addr: ascendrt.Addr(r.A[1]), Len: int(r.A[2]), Max: int(r.A[2])}
@@ -150,7 +152,7 @@ func (d *device) captureInto(g *graphState, s *stream, t *translator, o ascendrt
 		}
 	}()
 	nodes := make([]nodePtr, len(o.Updatable))
-	if g.graph, g.exec, g.count, err = d.captureGraph(s.raw, t.words, o.Upload == ascendrt.UploadNow, nodes); err != nil {
+	if g.graph, g.exec, g.count, err = d.captureGraph(s.raw, t.Words, o.Upload == ascendrt.UploadNow, nodes); err != nil {
 		var e *ascendrt.Error
 		if errors.As(err, &e) && e.Class == ascendrt.ErrInvalid {
 			e.Class = ascendrt.ErrCapture // the shape runs eagerly from now on
@@ -161,8 +163,8 @@ func (d *device) captureInto(g *graphState, s *stream, t *translator, o ascendrt
 		if at := t.nodes[i]; at > 0 {
 			x := g.targets[ref]
 			x.node = nodes[i]
-			n := recWords + int(t.words[at-1]>>32)
-			x.record = slices.Clone(t.words[at-1 : at-1+n])
+			n := recWords + int(t.Words[at-1]>>32)
+			x.record = slices.Clone(t.Words[at-1 : at-1+n])
 		}
 	}
 	return nil
@@ -178,11 +180,11 @@ func (g *graph) Info() ascendrt.GraphInfo {
 // node. The driver applies them to later launches only.
 func (g *graph) Update(u []ascendrt.Slot) error {
 	d, s := g.d, g.state
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return err
 	}
-	d.life.RLock()
-	defer d.life.RUnlock()
+	d.Life.RLock()
+	defer d.Life.RUnlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -221,10 +223,10 @@ func (g *graph) Update(u []ascendrt.Slot) error {
 			return err
 		}
 		for _, a := range s.targets[ref].allocs {
-			a.graphs.Add(-1)
+			a.Drop()
 		}
 		for _, a := range x.allocs {
-			a.graphs.Add(1)
+			a.Hold()
 		}
 		s.targets[ref] = x
 	}
@@ -265,17 +267,17 @@ func (x *target) again(d *device) error {
 	if err := t.op(x.op, x.ws, x.args); err != nil {
 		return err
 	}
-	if x.node != nil && (len(t.words) < recWords || uint32(t.words[0]) != recLaunch) {
+	if x.node != nil && (len(t.Words) < recWords || uint32(t.Words[0]) != recLaunch) {
 		return errors.New("the operation is no single kernel")
 	}
-	x.record, x.allocs = t.words, t.allocs
+	x.record, x.allocs = t.Words, t.allocs
 	return nil
 }
 
 func (g *graph) Close() error {
 	d, s := g.d, g.state
-	d.life.Lock() // no submission is about to launch it
-	defer d.life.Unlock()
+	d.Life.Lock() // no submission is about to launch it
+	defer d.Life.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -283,21 +285,21 @@ func (g *graph) Close() error {
 	}
 	s.closed = true
 	g.cleanup.Stop()
-	if d.closed.Load() {
+	if d.Closed() {
 		return nil
 	}
 	for _, a := range s.allocs {
-		a.graphs.Add(-1)
+		a.Drop()
 	}
 	for _, x := range s.targets {
 		for _, a := range x.allocs {
-			a.graphs.Add(-1)
+			a.Drop()
 		}
 	}
-	d.refs.Remove(g.ref)
-	d.give(&d.ngraphs)
-	if d.lostError() == nil {
-		d.later(s.last, func() { d.graphFree(s.graph, s.exec) })
+	d.Refs.Remove(g.ref)
+	d.Give(base.Graphs)
+	if d.LostError() == nil {
+		d.Later(s.last, func() { d.graphFree(s.graph, s.exec) })
 	}
 	return nil
 }

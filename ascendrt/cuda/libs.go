@@ -31,6 +31,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 )
 
 // nvrtc compiles a source; the compiler's log is in the error.
@@ -153,7 +154,7 @@ func (t *translator) multiply(k blasShape, x, w, y, work uint64) error {
 	if err != nil {
 		return err
 	}
-	t.record(recLt, 0, word(unsafe.Pointer(p)), x, w, y, work, blasWorkspace)
+	t.Record(recLt, 0, word(unsafe.Pointer(p)), x, w, y, work, blasWorkspace)
 	return nil
 }
 
@@ -181,7 +182,7 @@ type communicator struct {
 var _ ascendrt.Communicator = (*communicator)(nil)
 
 func (d *device) UniqueID() ([]byte, error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
 	if l := use(libNCCL); !l.ok {
@@ -196,7 +197,7 @@ func (d *device) UniqueID() ([]byte, error) {
 }
 
 func (d *device) NewCommunicator(id []byte, rank, size int) (ascendrt.Communicator, error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
 	if l := use(libNCCL); !l.ok {
@@ -210,10 +211,8 @@ func (d *device) NewCommunicator(id []byte, rank, size int) (ascendrt.Communicat
 	if C.sl_nccl_init(d.ctx, (*C.uchar)(&id[0]), C.int(rank), C.int(size), &c.raw, &e) != 0 {
 		return nil, d.failed("", &e)
 	}
-	c.ref = d.refs.Add(c)
-	d.handles.Lock()
-	d.ncomms++
-	d.handles.Unlock()
+	c.ref = d.Refs.Add(c)
+	d.Add(base.Communicators)
 	return c, nil
 }
 
@@ -225,12 +224,12 @@ func (c *communicator) Ref() ascendrt.Ref { return c.ref }
 // waits for nobody.
 func (c *communicator) Close() error {
 	d := c.d
-	if d.closed.Load() || !d.refs.Remove(c.ref) {
+	if d.Closed() || !d.Refs.Remove(c.ref) {
 		return nil
 	}
-	d.give(&d.ncomms)
+	d.Give(base.Communicators)
 	var abort C.int
-	if d.lostError() != nil {
+	if d.LostError() != nil {
 		abort = 1
 	}
 	e := newErr()
@@ -242,7 +241,7 @@ func (c *communicator) Close() error {
 
 // collective translates one: types and reductions get NCCL's numbers.
 func (t *translator) collective(r ascendrt.Record) error {
-	c, err := handle[*communicator](t.d, r.A[0], "communicator")
+	c, err := base.Handle[*communicator](&t.d.Core, r.A[0], "communicator")
 	if err != nil {
 		return err
 	}
@@ -269,7 +268,7 @@ func (t *translator) collective(r ascendrt.Record) error {
 	if _, err := t.memory(r.A[2], dst); err != nil {
 		return fmt.Errorf("destination: %w", err)
 	}
-	t.record(kind, 1, word(unsafe.Pointer(c.raw)), r.A[1], r.A[2], uint64(n), number, last)
-	t.words = append(t.words, uint64(typ.Size()))
+	t.Record(kind, 1, word(unsafe.Pointer(c.raw)), r.A[1], r.A[2], uint64(n), number, last)
+	t.Words = append(t.Words, uint64(typ.Size()))
 	return nil
 }

@@ -3,11 +3,11 @@
 package cuda
 
 import (
-	"errors"
 	"fmt"
 	"math"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/memory"
 	"github.com/sluice-serving/sluice/ascendrt/opspec"
 )
 
@@ -19,79 +19,25 @@ type opState struct {
 	emit  func(t *translator, ws ascendrt.View, a []ascendrt.Tensor) error
 }
 
-type op struct {
-	d     *device
-	state *opState
-	ref   ascendrt.Ref
-}
-
-var _ ascendrt.Op = (*op)(nil)
-
-func (o *op) Spec() ascendrt.OpSpec      { return o.state.Spec }
-func (o *op) Workspace() int             { return o.state.ws }
-func (o *op) Slots() []ascendrt.SlotInfo { return o.state.slots }
-func (o *op) Ref() ascendrt.Ref          { return o.ref }
-
-func (o *op) Close() error {
-	if o.d.closed.Load() || !o.d.refs.Remove(o.ref) {
-		return nil
-	}
-	o.d.give(&o.d.nops)
-	return nil
-}
-
 func (d *device) Plan(spec ascendrt.OpSpec) (ascendrt.Op, error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
 	sig, err := opspec.Describe(spec)
 	if err != nil {
-		class := ascendrt.ErrInvalid
-		if errors.Is(err, ascendrt.ErrUnsupported) {
-			class = ascendrt.ErrUnsupported
-		}
-		return nil, invalid("plan "+string(spec.Kind), err.Error(), class)
+		return nil, d.Wrap("plan "+string(spec.Kind), -1, err)
 	}
 	s := &opState{Signature: sig, slots: sig.Slots()}
 	if err := d.plan(s); err != nil {
 		return nil, err
 	}
-	d.handles.Lock()
-	d.nops++
-	d.handles.Unlock()
-	return &op{d: d, state: s, ref: d.refs.Add(s)}, nil
+	return d.NewOp(s, s.Spec, s.ws, s.slots), nil
 }
 
 // op translates one operation into kernel launches.
 func (t *translator) op(o *opState, ws ascendrt.View, args []ascendrt.Tensor) error {
-	if err := o.Check(args); err != nil {
+	if err := memory.CheckOp(o.Signature, t.slots, ws, o.ws, args, t.memory); err != nil {
 		return err
-	}
-	for i, v := range t.slots {
-		if v != nil && i >= len(o.Ints) {
-			return fmt.Errorf("slot %d takes no values: %w", i, ascendrt.ErrInvalid)
-		}
-	}
-	for i := range args {
-		n := args[i].Bytes()
-		if n == 0 {
-			continue
-		}
-		a, err := t.memory(uint64(args[i].Addr), n)
-		if err != nil {
-			return fmt.Errorf("%s: %w", o.Params[i].Name, err)
-		}
-		if a.host {
-			return fmt.Errorf("%s lies in host memory; operations take device memory: %w", o.Params[i].Name, ascendrt.ErrInvalid)
-		}
-	}
-	if o.ws > 0 {
-		if ws.Len < o.ws {
-			return fmt.Errorf("the workspace has %d bytes; %d are needed: %w", ws.Len, o.ws, ascendrt.ErrInvalid)
-		}
-		if _, err := t.memory(uint64(ws.Addr), o.ws); err != nil {
-			return fmt.Errorf("workspace: %w", err)
-		}
 	}
 	return o.emit(t, ws, args)
 }

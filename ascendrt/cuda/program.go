@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
 )
 
@@ -39,12 +40,12 @@ func (k *kernel) Ref() ascendrt.Ref { return k.ref }
 
 // SetMaxSharedBytes allows launches with up to n bytes of dynamic shared memory.
 func (k *kernel) SetMaxSharedBytes(n int) error {
-	if err := k.d.alive(); err != nil {
+	if err := k.d.Alive(); err != nil {
 		return err
 	}
-	k.d.life.RLock()
-	defer k.d.life.RUnlock()
-	if _, ok := handles.Lookup[*kernel](&k.d.refs, k.ref); !ok {
+	k.d.Life.RLock()
+	defer k.d.Life.RUnlock()
+	if _, ok := handles.Lookup[*kernel](&k.d.Refs, k.ref); !ok {
 		return invalid("kernel", "its module was closed before", ascendrt.ErrClosed)
 	}
 	return k.d.funcShared(k.fn, n)
@@ -125,7 +126,7 @@ var _ ascendrt.Module = (*module)(nil)
 
 // LoadProgram takes "cuda-c" source, compiled for this device, or a "cubin".
 func (d *device) LoadProgram(p ascendrt.Program) (ascendrt.Module, error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
 	image := p.Data
@@ -147,22 +148,20 @@ func (d *device) LoadProgram(p ascendrt.Program) (ascendrt.Module, error) {
 		return nil, err
 	}
 	m := &module{d: d, raw: raw, kernels: map[string]*kernel{}}
-	m.ref = d.refs.Add(m.raw)
-	m.cleanup = runtime.AddCleanup(m, d.leaks.Report, handles.Dropped{What: "module"})
-	d.handles.Lock()
-	d.nmodules++
-	d.handles.Unlock()
+	m.ref = d.Refs.Add(m.raw)
+	m.cleanup = runtime.AddCleanup(m, d.Leaks.Report, handles.Dropped{What: "module"})
+	d.Add(base.Modules)
 	return m, nil
 }
 
 func (m *module) Kernel(fn string) (ascendrt.Kernel, error) {
 	d := m.d
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
-	d.life.RLock()
-	defer d.life.RUnlock()
-	if _, ok := handles.Lookup[modulePtr](&d.refs, m.ref); !ok {
+	d.Life.RLock()
+	defer d.Life.RUnlock()
+	if _, ok := handles.Lookup[modulePtr](&d.Refs, m.ref); !ok {
 		return nil, invalid("kernel", "the module was closed before", ascendrt.ErrClosed)
 	}
 	m.mu.Lock()
@@ -175,7 +174,7 @@ func (m *module) Kernel(fn string) (ascendrt.Kernel, error) {
 		return nil, err
 	}
 	k := &kernel{d: d, name: fn, fn: f, params: params}
-	k.ref = d.refs.Add(k)
+	k.ref = d.Refs.Add(k)
 	m.kernels[fn] = k
 	return k, nil
 }
@@ -184,30 +183,28 @@ func (m *module) Kernel(fn string) (ascendrt.Kernel, error) {
 // far, since any of it may run its kernels.
 func (m *module) Close() error {
 	d := m.d
-	d.life.Lock()
-	defer d.life.Unlock()
-	if d.closed.Load() || !d.refs.Remove(m.ref) {
+	d.Life.Lock()
+	defer d.Life.Unlock()
+	if d.Closed() || !d.Refs.Remove(m.ref) {
 		return nil
 	}
 	m.cleanup.Stop()
 	m.mu.Lock()
 	for _, k := range m.kernels {
-		d.refs.Remove(k.ref)
+		d.Refs.Remove(k.ref)
 	}
 	m.mu.Unlock()
-	d.give(&d.nmodules)
-	if d.lostError() == nil {
-		d.later(d.frontier(), func() { d.moduleFree(m.raw) })
+	d.Give(base.Modules)
+	if d.LostError() == nil {
+		d.Later(d.frontier(), func() { d.moduleFree(m.raw) })
 	}
 	return nil
 }
 
 // frontier is the point of every stream behind all that was submitted.
 func (d *device) frontier() []ascendrt.Point {
-	d.handles.Lock()
-	defer d.handles.Unlock()
 	var out []ascendrt.Point
-	for s := range d.streams {
+	for _, s := range d.streams.All() {
 		out = append(out, ascendrt.Point{Stream: s, Seq: s.seq.Load()})
 	}
 	return out
@@ -227,10 +224,10 @@ func (d *device) compile(p ascendrt.Program) ([]byte, error) {
 	fmt.Fprintf(h, "nvrtc %d\n%s\n%s\n", b.version, strings.Join(opts, "\x00"), p.Name)
 	h.Write(p.Data)
 	key := hex.EncodeToString(h.Sum(nil))
-	v, err, _ := compiles.Do(d.opts.CacheDir+"\x00"+key, func() (any, error) {
+	v, err, _ := compiles.Do(d.Options.CacheDir+"\x00"+key, func() (any, error) {
 		var path string
-		if d.opts.CacheDir != "" {
-			path = filepath.Join(d.opts.CacheDir, key+".cubin")
+		if d.Options.CacheDir != "" {
+			path = filepath.Join(d.Options.CacheDir, key+".cubin")
 			if cubin, err := os.ReadFile(path); err == nil && len(cubin) > 64 && string(cubin[:4]) == "\x7fELF" {
 				return cubin, nil
 			}

@@ -11,8 +11,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 )
 
 // waitSlice is how long one crossing waits at most: between slices the context
@@ -36,15 +38,15 @@ type stream struct {
 var _ ascendrt.Stream = (*stream)(nil)
 
 func (d *device) NewStream(o ascendrt.StreamOptions) (ascendrt.Stream, error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
-	if err := d.take(&d.nstreams, d.opts.MaxStreams, "stream"); err != nil {
+	if err := d.Take(base.Streams); err != nil {
 		return nil, err
 	}
 	s, err := d.newStream(o)
 	if err != nil {
-		d.give(&d.nstreams)
+		d.Give(base.Streams)
 		return nil, err
 	}
 	s.counted = true
@@ -62,12 +64,8 @@ func (d *device) newStream(o ascendrt.StreamOptions) (*stream, error) {
 	if s.raw, err = d.streamNew(max(d.high, d.low-max(0, o.Priority))); err != nil {
 		return nil, err
 	}
-	s.ref = d.refs.Add(s)
-	d.handles.Lock()
-	if d.streams != nil {
-		d.streams[s] = true
-	}
-	d.handles.Unlock()
+	s.ref = d.Refs.Add(s)
+	d.streams.Add(s)
 	return s, nil
 }
 
@@ -77,11 +75,11 @@ func (s *stream) Ref() ascendrt.Ref { return s.ref }
 // of all streams it uses, in the order of their refs.
 func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 	d := s.d
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return ascendrt.Point{}, 0, err
 	}
-	d.life.RLock()
-	defer d.life.RUnlock()
+	d.Life.RLock()
+	defer d.Life.RUnlock()
 	t := translators.Get().(*translator)
 	defer translators.Put(t)
 	t.reset(d, s, submitting)
@@ -115,14 +113,14 @@ func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 			p = ascendrt.Point{Stream: s, Seq: seq}
 		}
 		if i > 0 || t.current != s {
-			t.record(recStream, 0, word2(x.raw))
+			t.Record(recStream, 0, word(unsafe.Pointer(x.raw)))
 		}
-		t.record(recSignal, 0, x.word, seq)
+		t.Record(recSignal, 0, x.word, seq)
 	}
 	for _, g := range t.graphs {
 		g.launched(p)
 	}
-	if rerr := d.replay(s.raw, t.words); rerr != nil {
+	if rerr := d.replay(s.raw, t.Words); rerr != nil {
 		var e *ascendrt.Error
 		if errors.As(rerr, &e) && e.Class != ascendrt.ErrDeviceLost && e.Command >= 0 {
 			n = e.Command
@@ -134,13 +132,13 @@ func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 
 // Done reads the word; it crosses nothing.
 func (s *stream) Done(seq uint64) bool {
-	return atomic.LoadUint64(s.done) >= seq && s.d.lostError() == nil
+	return atomic.LoadUint64(s.done) >= seq && s.d.LostError() == nil
 }
 
 // Wait spins on the word, then waits in C by slices.
 func (s *stream) Wait(ctx context.Context, seq uint64) error {
 	d := s.d
-	if err := d.lostError(); err != nil {
+	if err := d.LostError(); err != nil {
 		return err
 	}
 	if atomic.LoadUint64(s.done) >= seq {
@@ -149,7 +147,7 @@ func (s *stream) Wait(ctx context.Context, seq uint64) error {
 	if seq > s.seq.Load() {
 		return invalid("wait", "sequence number "+strconv.FormatUint(seq, 10)+" was never submitted", ascendrt.ErrInvalid)
 	}
-	for end := time.Now().Add(d.opts.WaitSpin); time.Now().Before(end); {
+	for end := time.Now().Add(d.Options.WaitSpin); time.Now().Before(end); {
 		for range 64 {
 			if atomic.LoadUint64(s.done) >= seq {
 				return nil
@@ -179,11 +177,11 @@ func (s *stream) Wait(ctx context.Context, seq uint64) error {
 // check looks for the reasons why the word may never come: a loss, or the end
 // of the stream.
 func (s *stream) check() error {
-	if err := s.d.lostError(); err != nil {
+	if err := s.d.LostError(); err != nil {
 		return err
 	}
-	s.d.life.RLock()
-	defer s.d.life.RUnlock()
+	s.d.Life.RLock()
+	defer s.d.Life.RUnlock()
 	if s.freed {
 		if s.Done(s.seq.Load()) {
 			return nil
@@ -196,8 +194,8 @@ func (s *stream) check() error {
 // takeWord gives a word for a new stream. Words are never reused: another
 // stream may still be asked to wait for one.
 func (d *device) takeWord() (*uint64, uint64, error) {
-	d.internals.Lock()
-	defer d.internals.Unlock()
+	d.words.Lock()
+	defer d.words.Unlock()
 	if n := len(d.pages); n == 0 || d.nextWord == pageWords {
 		page, dev, err := d.newWords()
 		if err != nil {
@@ -212,8 +210,16 @@ func (d *device) takeWord() (*uint64, uint64, error) {
 	return &p.words[i], p.dev + uint64(8*i), nil
 }
 
+// Stop refuses further submissions and gives the last sequence number.
+func (s *stream) Stop() uint64 {
+	s.submit.Lock()
+	defer s.submit.Unlock()
+	s.stopped = true
+	return s.seq.Load()
+}
+
 func (s *stream) Close() error {
-	if s.d.closed.Load() || !s.d.refs.Remove(s.ref) {
+	if s.d.Closed() || !s.d.Refs.Remove(s.ref) {
 		return nil
 	}
 	return s.finish()
@@ -221,30 +227,25 @@ func (s *stream) Close() error {
 
 // end closes a stream of our own.
 func (s *stream) end() {
-	if s.d.refs.Remove(s.ref) {
+	if s.d.Refs.Remove(s.ref) {
 		_ = s.finish() // it carries nothing that anybody waits for
 	}
 }
 
 func (s *stream) finish() error {
 	d := s.d
-	s.submit.Lock()
-	s.stopped = true
-	s.submit.Unlock()
-	err := s.Wait(context.Background(), s.seq.Load())
-	d.handles.Lock()
-	delete(d.streams, s)
+	err := s.Wait(context.Background(), s.Stop())
+	d.streams.Drop(s)
 	if s.counted {
-		d.nstreams--
+		d.Give(base.Streams)
 	}
-	d.handles.Unlock()
 	if err != nil {
 		return err
 	}
-	d.reap()
-	d.life.Lock()
-	defer d.life.Unlock()
-	if d.closed.Load() {
+	d.Reap()
+	d.Life.Lock()
+	defer d.Life.Unlock()
+	if d.Closed() {
 		return nil
 	}
 	s.freed = true

@@ -10,26 +10,27 @@ import (
 	"unsafe"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
+	"github.com/sluice-serving/sluice/ascendrt/internal/memory"
 )
 
 // translator turns the records of a buffer, with our handles and checked
 // ranges, into records with the driver's pointers, which C replays.
 type translator struct {
+	base.Records
 	d       *device
 	mode    mode
-	words   []uint64
 	streams []*stream // used ones, the submitting one first
 	locked  []*stream
 	current *stream
 	graphs  []*graphState
-	index   int
-	slots   [][]int64
+	slots   base.Slots
 
 	// Of a capture only.
 	updatable []ascendrt.OpRef
 	nodes     []int // by updatable: 1 + place of its node's record, 0 if it has none
-	allocs    []*alloc
+	allocs    []*memory.Alloc
 	args      []ascendrt.Tensor
 }
 
@@ -43,17 +44,8 @@ const (
 var translators = sync.Pool{New: func() any { return new(translator) }}
 
 func (t *translator) reset(d *device, s *stream, m mode) {
-	*t = translator{d: d, mode: m, words: t.words[:0], streams: append(t.streams[:0], s), locked: t.locked[:0], current: s,
+	*t = translator{d: d, mode: m, Records: base.Records{Words: t.Words[:0]}, streams: append(t.streams[:0], s), locked: t.locked[:0], current: s,
 		graphs: t.graphs[:0], slots: t.slots[:0], args: t.args[:0]}
-}
-
-// record appends a translated record of up to six header words.
-func (t *translator) record(kind uint32, payload int, a ...uint64) {
-	var h [recWords]uint64
-	h[0] = uint64(kind) | uint64(payload)<<32
-	h[1] = uint64(uint32(t.index))
-	copy(h[2:], a)
-	t.words = append(t.words, h[:]...)
 }
 
 // launch appends a kernel launch with 8-byte parameters.
@@ -74,9 +66,9 @@ func (t *translator) start(k *kernel, grid [3]int, block int, shared uint64, par
 	if grid[0] > 1<<31-1 || grid[1] > 65535 || grid[2] > 65535 {
 		return fmt.Errorf("a grid of %v blocks is larger than the device takes: %w", grid, ascendrt.ErrInvalid)
 	}
-	t.record(recLaunch, len(params), word(unsafe.Pointer(k.fn)), uint64(grid[0])|uint64(grid[1])<<32,
+	t.Record(recLaunch, len(params), word(unsafe.Pointer(k.fn)), uint64(grid[0])|uint64(grid[1])<<32,
 		uint64(grid[2])|uint64(block)<<32, 1|1<<32, shared, uint64(8*len(params)))
-	t.words = append(t.words, params...)
+	t.Words = append(t.Words, params...)
 	return nil
 }
 
@@ -88,52 +80,30 @@ func (t *translator) translate(c *ascendrt.Commands) (n int, err error) {
 		if wrong != nil && r.Index == stop {
 			return stop, wrong
 		}
-		t.index = r.Index
-		before, node := len(t.words), slices.Index(t.updatable, ascendrt.OpRef(r.Index))
+		t.Index = r.Index
+		before, node := len(t.Words), slices.Index(t.updatable, ascendrt.OpRef(r.Index))
 		if err := t.one(r); err != nil {
-			t.words = t.words[:before]
-			return r.Index, t.commandError(r, err)
+			t.Words = t.Words[:before]
+			return r.Index, t.d.Wrap(r.Kind.String(), r.Index, err)
 		}
-		if node >= 0 && len(t.words) > before {
-			if r.Kind != ascendrt.KindOp && r.Kind != ascendrt.KindLaunch || uint32(t.words[before]) != recLaunch {
-				return r.Index, t.commandError(r, fmt.Errorf("the command cannot be updated: %w", ascendrt.ErrInvalid))
+		if node >= 0 && len(t.Words) > before {
+			if r.Kind != ascendrt.KindOp && r.Kind != ascendrt.KindLaunch || uint32(t.Words[before]) != recLaunch {
+				return r.Index, t.d.Wrap(r.Kind.String(), r.Index, errors.New("the command cannot be updated"))
 			}
-			t.words[before+1] |= uint64(node+1) << 32
+			t.Words[before+1] |= uint64(node+1) << 32
 			t.nodes[node] = before + 1
 		}
 	}
 	return c.Len(), wrong
 }
 
-func (t *translator) commandError(r ascendrt.Record, err error) error {
-	var e *ascendrt.Error
-	if errors.As(err, &e) {
-		return err
-	}
-	class := ascendrt.ErrInvalid
-	for _, c := range []error{ascendrt.ErrClosed, ascendrt.ErrUnsupported, ascendrt.ErrCapture} {
-		if errors.Is(err, c) {
-			class = c
-		}
-	}
-	return &ascendrt.Error{Backend: name, Call: r.Kind.String(), Text: err.Error(), Command: r.Index, Class: class}
-}
-
-func handle[T any](d *device, ref uint64, what string) (T, error) {
-	v, ok := handles.Lookup[T](&d.refs, ascendrt.Ref(ref))
-	if !ok {
-		return v, fmt.Errorf("the %s was closed, or is of another device: %w", what, ascendrt.ErrClosed)
-	}
-	return v, nil
-}
-
 func lookupEvent(d *device, ref ascendrt.Ref) (*eventState, bool) {
-	return handles.Lookup[*eventState](&d.refs, ref)
+	return handles.Lookup[*eventState](&d.Refs, ref)
 }
 
 // memory checks a range and notes its allocation for a capture.
-func (t *translator) memory(addr uint64, n int) (*alloc, error) {
-	a, err := t.d.find(addr, n)
+func (t *translator) memory(addr uint64, n int) (*memory.Alloc, error) {
+	a, err := t.d.Find(addr, n)
 	if err == nil && t.mode == capturing {
 		t.allocs = append(t.allocs, a)
 	}
@@ -141,8 +111,8 @@ func (t *translator) memory(addr uint64, n int) (*alloc, error) {
 }
 
 func (t *translator) one(r ascendrt.Record) error {
-	if len(t.slots) > 0 && r.Kind != ascendrt.KindOp && r.Kind != ascendrt.KindSlot {
-		return fmt.Errorf("slot values stand before a command without slots: %w", ascendrt.ErrInvalid)
+	if err := t.slots.Before(r.Kind); err != nil {
+		return err
 	}
 	d := t.d
 	switch r.Kind {
@@ -157,11 +127,11 @@ func (t *translator) one(r ascendrt.Record) error {
 		if _, err := t.memory(r.A[0], int(r.A[1])); err != nil {
 			return err
 		}
-		t.record(recFill, 0, r.A[0], r.A[1], r.A[2])
+		t.Record(recFill, 0, r.A[0], r.A[1], r.A[2])
 	case ascendrt.KindSlot:
-		return t.slot(r)
+		return t.slots.Set(r)
 	case ascendrt.KindOp:
-		o, err := handle[*opState](d, r.A[0], "operation")
+		o, err := base.Handle[*opState](&d.Core, r.A[0], "operation")
 		if err != nil {
 			return err
 		}
@@ -176,7 +146,7 @@ func (t *translator) one(r ascendrt.Record) error {
 	case ascendrt.KindLaunch:
 		return t.raw(r)
 	case ascendrt.KindRecord, ascendrt.KindWaitEvent:
-		e, err := handle[*eventState](d, r.A[0], "event")
+		e, err := base.Handle[*eventState](&d.Core, r.A[0], "event")
 		if err != nil {
 			return err
 		}
@@ -188,11 +158,11 @@ func (t *translator) one(r ascendrt.Record) error {
 		if r.Kind == ascendrt.KindWaitEvent {
 			kind = recWait
 		}
-		t.record(kind, 0, word(unsafe.Pointer(e.raw)), flags)
+		t.Record(kind, 0, word(unsafe.Pointer(e.raw)), flags)
 	case ascendrt.KindWaitPoint:
 		return t.waitPoint(r)
 	case ascendrt.KindStream:
-		s, err := handle[*stream](d, r.A[0], "stream")
+		s, err := base.Handle[*stream](&d.Core, r.A[0], "stream")
 		if err != nil {
 			return err
 		}
@@ -200,14 +170,14 @@ func (t *translator) one(r ascendrt.Record) error {
 			t.streams = append(t.streams, s)
 		}
 		t.current = s
-		t.record(recStream, 0, word2(s.raw))
+		t.Record(recStream, 0, word(unsafe.Pointer(s.raw)))
 	case ascendrt.KindGraph:
-		g, err := handle[*graphState](d, r.A[0], "graph")
+		g, err := base.Handle[*graphState](&d.Core, r.A[0], "graph")
 		if err != nil {
 			return err
 		}
 		t.graphs = append(t.graphs, g)
-		t.record(recGraph, 0, word(unsafe.Pointer(g.exec)))
+		t.Record(recGraph, 0, word(unsafe.Pointer(g.exec)))
 	case ascendrt.KindReduce, ascendrt.KindGatherAll, ascendrt.KindAllToAll:
 		return t.collective(r)
 	default:
@@ -216,26 +186,11 @@ func (t *translator) one(r ascendrt.Record) error {
 	return nil
 }
 
-func (t *translator) slot(r ascendrt.Record) error {
-	i := int(r.A[0])
-	if i >= 32 {
-		return fmt.Errorf("slot %d does not exist: %w", i, ascendrt.ErrInvalid)
-	}
-	for len(t.slots) <= i {
-		t.slots = append(t.slots, nil)
-	}
-	t.slots[i] = make([]int64, len(r.Payload))
-	for k, v := range r.Payload {
-		t.slots[i][k] = int64(v)
-	}
-	return nil
-}
-
 func (t *translator) waitPoint(r ascendrt.Record) error {
 	if r.A[0] == 0 {
 		return nil
 	}
-	s, err := handle[*stream](t.d, r.A[0], "stream of the point")
+	s, err := base.Handle[*stream](&t.d.Core, r.A[0], "stream of the point")
 	if err != nil {
 		return err
 	}
@@ -243,7 +198,7 @@ func (t *translator) waitPoint(r ascendrt.Record) error {
 		return fmt.Errorf("the point was never submitted: %w", ascendrt.ErrInvalid)
 	}
 	if s != t.current {
-		t.record(recWaitWord, 0, s.word, r.A[1])
+		t.Record(recWaitWord, 0, s.word, r.A[1])
 	}
 	return nil
 }
@@ -256,7 +211,7 @@ func (t *translator) copy(dst, src uint64, n int) error {
 	if err != nil {
 		return err
 	}
-	t.record(kind, 0, dst, src, uint64(n))
+	t.Record(kind, 0, dst, src, uint64(n))
 	return nil
 }
 
@@ -273,13 +228,13 @@ func (t *translator) direction(dst, src uint64, n int) (uint32, error) {
 		return 0, fmt.Errorf("source and destination overlap: %w", ascendrt.ErrInvalid)
 	}
 	switch {
-	case to.host && from.host:
+	case to.Host && from.Host:
 		return recCopy, nil
-	case from.host:
+	case from.Host:
 		return recHtoD, nil
-	case to.host:
+	case to.Host:
 		return recDtoH, nil
-	case to.from == fromArena && from.from == fromArena:
+	case to.From == memory.FromArena && from.From == memory.FromArena:
 		return recDtoD, nil
 	}
 	return recCopy, nil
@@ -299,14 +254,14 @@ func (t *translator) batch(p []uint64) error {
 	if len(dst) == 0 {
 		return nil
 	}
-	t.record(recBatch, 3*len(dst), uint64(len(dst)))
-	t.words = append(append(append(t.words, dst...), src...), size...)
+	t.Record(recBatch, 3*len(dst), uint64(len(dst)))
+	t.Words = append(append(append(t.Words, dst...), src...), size...)
 	return nil
 }
 
 // raw translates a launch of a program's kernel.
 func (t *translator) raw(r ascendrt.Record) error {
-	k, err := handle[*kernel](t.d, r.A[0], "kernel")
+	k, err := base.Handle[*kernel](&t.d.Core, r.A[0], "kernel")
 	if err != nil {
 		return err
 	}
@@ -319,7 +274,7 @@ func (t *translator) raw(r ascendrt.Record) error {
 			return fmt.Errorf("kernel %s: a grid of %v: %w", k.name, dims, ascendrt.ErrInvalid)
 		}
 	}
-	t.record(recLaunch, len(r.Payload), word(unsafe.Pointer(k.fn)), r.A[1], r.A[2], r.A[3], r.A[4], r.A[5])
-	t.words = append(t.words, r.Payload...)
+	t.Record(recLaunch, len(r.Payload), word(unsafe.Pointer(k.fn)), r.A[1], r.A[2], r.A[3], r.A[4], r.A[5])
+	t.Words = append(t.Words, r.Payload...)
 	return nil
 }

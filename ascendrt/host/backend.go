@@ -62,11 +62,11 @@ func (Backend) Open(ordinal int, o ascendrt.OpenOptions) (ascendrt.Device, error
 	if err != nil {
 		return nil, invalid("open", err.Error(), ascendrt.ErrInvalid)
 	}
-	d := &device{opts: o, faults: f, info: info(), lost: make(chan struct{}), abandoned: make(chan struct{}), streams: map[*stream]bool{}}
+	d := &device{faults: f, info: info(), abandoned: make(chan struct{})}
+	d.Core.Init(name, o)
 	if o.MemoryBytes != 0 {
 		d.info.TotalMemory = o.MemoryBytes
 	}
-	d.leaks.Log = o.Logger
 	workers := o.Workers
 	if workers <= 0 {
 		workers = runtime.GOMAXPROCS(0)
@@ -81,4 +81,4 @@ func invalid(call, text string, class error) error {
 
 // spin is how long Wait polls before it sleeps: not at all unless asked for,
 // since the streams need the cores that a poll would take.
-func (d *device) spin() time.Duration { return d.opts.WaitSpin }
+func (d *device) spin() time.Duration { return d.Options.WaitSpin }

@@ -1,11 +1,10 @@
 package host
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/sluice-serving/sluice/ascendrt"
-	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 )
 
 // node is one decoded and checked command.
@@ -21,7 +20,7 @@ type node struct {
 
 	op     *opState // what Graph.Update needs to bind the command again
 	args   []ascendrt.Tensor
-	slots  [][]int64
+	slots  base.Slots
 	allocs []*alloc // memory that the command names
 }
 
@@ -29,28 +28,20 @@ type node struct {
 // command's index, the number of commands if there is none.
 func (d *device) compile(c *ascendrt.Commands) (nodes []*node, n int, err error) {
 	stop, wrong := c.ErrorAt()
-	var slots [][]int64
+	var slots base.Slots
 	for r := range ascendrt.Records(c.Words()) {
 		if wrong != nil && r.Index == stop {
 			return nodes, stop, wrong
 		}
 		if r.Kind == ascendrt.KindSlot {
-			i := int(r.A[0])
-			if i >= maxSlots {
-				return nodes, r.Index, d.commandError(r, fmt.Errorf("slot %d does not exist: %w", i, ascendrt.ErrInvalid))
-			}
-			for len(slots) <= i {
-				slots = append(slots, nil)
-			}
-			slots[i] = make([]int64, len(r.Payload))
-			for k, v := range r.Payload {
-				slots[i][k] = int64(v)
+			if err := slots.Set(r); err != nil {
+				return nodes, r.Index, d.Wrap(r.Kind.String(), r.Index, err)
 			}
 			continue
 		}
 		x, err := d.decode(r, slots)
 		if err != nil {
-			return nodes, r.Index, d.commandError(r, err)
+			return nodes, r.Index, d.Wrap(r.Kind.String(), r.Index, err)
 		}
 		slots = nil
 		if x != nil {
@@ -60,34 +51,12 @@ func (d *device) compile(c *ascendrt.Commands) (nodes []*node, n int, err error)
 	return nodes, c.Len(), wrong
 }
 
-func (d *device) commandError(r ascendrt.Record, err error) error {
-	var e *ascendrt.Error
-	if errors.As(err, &e) {
-		return err
-	}
-	class := ascendrt.ErrInvalid
-	for _, c := range []error{ascendrt.ErrClosed, ascendrt.ErrUnsupported} {
-		if errors.Is(err, c) {
-			class = c
-		}
-	}
-	return &ascendrt.Error{Backend: name, Call: r.Kind.String(), Text: err.Error(), Command: r.Index, Class: class}
-}
-
-func handle[T any](d *device, ref uint64, what string) (T, error) {
-	v, ok := handles.Lookup[T](&d.refs, ascendrt.Ref(ref))
-	if !ok {
-		return v, fmt.Errorf("the %s was closed, or is of another device: %w", what, ascendrt.ErrClosed)
-	}
-	return v, nil
-}
-
-func (d *device) decode(r ascendrt.Record, slots [][]int64) (*node, error) {
+func (d *device) decode(r ascendrt.Record, slots base.Slots) (*node, error) {
 	x := &node{kind: r.Kind, index: r.Index, what: r.Kind.String()}
-	if slots != nil && r.Kind != ascendrt.KindOp {
-		return nil, fmt.Errorf("slot values stand before a command without slots: %w", ascendrt.ErrInvalid)
+	err := slots.Before(r.Kind)
+	if err != nil {
+		return nil, err
 	}
-	var err error
 	switch r.Kind {
 	case ascendrt.KindCopy:
 		var run func()
@@ -122,7 +91,7 @@ func (d *device) decode(r ascendrt.Record, slots [][]int64) (*node, error) {
 			return nil
 		}
 	case ascendrt.KindOp:
-		if x.op, err = handle[*opState](d, r.A[0], "operation"); err != nil {
+		if x.op, err = base.Handle[*opState](&d.Core, r.A[0], "operation"); err != nil {
 			return nil, err
 		}
 		x.what = "op " + string(x.op.Spec.Kind)
@@ -134,25 +103,25 @@ func (d *device) decode(r ascendrt.Record, slots [][]int64) (*node, error) {
 			return nil, err
 		}
 	case ascendrt.KindRecord, ascendrt.KindWaitEvent:
-		if x.event, err = handle[*eventState](d, r.A[0], "event"); err != nil {
+		if x.event, err = base.Handle[*eventState](&d.Core, r.A[0], "event"); err != nil {
 			return nil, err
 		}
 	case ascendrt.KindWaitPoint:
 		if r.A[0] == 0 {
 			return nil, nil
 		}
-		if x.stream, err = handle[*stream](d, r.A[0], "stream of the point"); err != nil {
+		if x.stream, err = base.Handle[*stream](&d.Core, r.A[0], "stream of the point"); err != nil {
 			return nil, err
 		}
 		if x.seq = r.A[1]; x.seq > x.stream.seq.Load() {
 			return nil, fmt.Errorf("the point was never submitted: %w", ascendrt.ErrInvalid)
 		}
 	case ascendrt.KindStream:
-		if x.stream, err = handle[*stream](d, r.A[0], "stream"); err != nil {
+		if x.stream, err = base.Handle[*stream](&d.Core, r.A[0], "stream"); err != nil {
 			return nil, err
 		}
 	case ascendrt.KindGraph:
-		if x.graph, err = handle[*graphState](d, r.A[0], "graph"); err != nil {
+		if x.graph, err = base.Handle[*graphState](&d.Core, r.A[0], "graph"); err != nil {
 			return nil, err
 		}
 	default:

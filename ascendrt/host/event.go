@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
 )
 
@@ -63,7 +64,7 @@ type event struct {
 var _ ascendrt.Event = (*event)(nil)
 
 func (d *device) NewEvent(k ascendrt.EventKind) (ascendrt.Event, error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
 	if k == ascendrt.EventIPC {
@@ -75,16 +76,12 @@ func (d *device) NewEvent(k ascendrt.EventKind) (ascendrt.Event, error) {
 	if err := d.inject("event"); err != nil {
 		return nil, err
 	}
-	d.handles.Lock()
-	if n := d.opts.MaxEvents; n > 0 && d.nevents >= n {
-		d.handles.Unlock()
-		return nil, invalid("event", strconv.Itoa(n)+" events exist: close some", ascendrt.ErrResourceLimit)
+	if err := d.Take(base.Events); err != nil {
+		return nil, err
 	}
-	d.nevents++
-	d.handles.Unlock()
 	e := &event{d: d, state: &eventState{kind: k}}
-	e.ref = d.refs.Add(e.state)
-	e.cleanup = runtime.AddCleanup(e, d.leaks.Report, handles.Dropped{What: "event"})
+	e.ref = d.Refs.Add(e.state)
+	e.cleanup = runtime.AddCleanup(e, d.Leaks.Report, handles.Dropped{What: "event"})
 	return e, nil
 }
 
@@ -99,10 +96,10 @@ func (e *event) Done() (bool, error) {
 }
 
 func (e *event) check() error {
-	if err := e.d.alive(); err != nil {
+	if err := e.d.Alive(); err != nil {
 		return err
 	}
-	if _, ok := handles.Lookup[*eventState](&e.d.refs, e.ref); !ok {
+	if _, ok := handles.Lookup[*eventState](&e.d.Refs, e.ref); !ok {
 		return invalid("event", "closed before", ascendrt.ErrClosed)
 	}
 	return nil
@@ -130,16 +127,14 @@ func (e *event) Elapsed(since ascendrt.Event) (time.Duration, error) {
 }
 
 func (e *event) Close() error {
-	if e.d.closed.Load() {
+	if e.d.Closed() {
 		e.cleanup.Stop()
 		return nil
 	}
-	if !e.d.refs.Remove(e.ref) {
+	if !e.d.Refs.Remove(e.ref) {
 		return nil
 	}
 	e.cleanup.Stop()
-	e.d.handles.Lock()
-	e.d.nevents--
-	e.d.handles.Unlock()
+	e.d.Give(base.Events)
 	return nil
 }

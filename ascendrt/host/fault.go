@@ -100,8 +100,8 @@ func (d *device) inject(call string) error {
 	}
 	switch e.kind {
 	case faultLost:
-		d.lose(fault2err(call, "injected loss", ascendrt.ErrDeviceLost))
-		return d.lostError()
+		d.Fail(fault2err(call, "injected loss", ascendrt.ErrDeviceLost))
+		return d.LostError()
 	case faultOOM:
 		free, total, _ := d.MemInfo()
 		return fault2err(call, fmt.Sprintf("injected: %d of %d bytes free", free, total), ascendrt.ErrOutOfMemory)

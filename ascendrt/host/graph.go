@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
 )
 
@@ -35,21 +36,21 @@ var _ ascendrt.Graph = (*graph)(nil)
 // Capture compiles the buffer into a graph. The order of the buffer is one
 // that its events allow, so a launch runs all branches on one stream.
 func (d *device) Capture(s ascendrt.Stream, c *ascendrt.Commands, o ascendrt.CaptureOptions) (ascendrt.Graph, error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
 	own, ok := s.(*stream)
 	if !ok || own.d != d {
 		return nil, invalid("capture", "the stream is of another device", ascendrt.ErrInvalid)
 	}
-	if _, ok := handles.Lookup[*stream](&d.refs, own.ref); !ok {
+	if _, ok := handles.Lookup[*stream](&d.Refs, own.ref); !ok {
 		return nil, invalid("capture", "the stream was closed before", ascendrt.ErrClosed)
 	}
 	if err := d.inject("capture"); err != nil {
 		return nil, err
 	}
 	external := func(ref ascendrt.Ref) bool {
-		e, ok := handles.Lookup[*eventState](&d.refs, ref)
+		e, ok := handles.Lookup[*eventState](&d.Refs, ref)
 		return ok && e.kind == ascendrt.EventExternal
 	}
 	if err := ascendrt.CheckCapture(c, name, own.ref, external); err != nil {
@@ -82,29 +83,23 @@ func (d *device) Capture(s ascendrt.Stream, c *ascendrt.Commands, o ascendrt.Cap
 		}
 		g.updatable[int(ref)] = true
 	}
-	d.handles.Lock()
-	if n := d.opts.MaxGraphs; n > 0 && d.ngraphs >= n {
-		d.handles.Unlock()
-		return nil, invalid("capture", strconv.Itoa(n)+" graphs exist: close some", ascendrt.ErrResourceLimit)
+	if err := d.Take(base.Graphs); err != nil {
+		return nil, err
 	}
-	d.ngraphs++
-	d.handles.Unlock()
 	if err := d.claim(g.nodes); err != nil {
-		d.handles.Lock()
-		d.ngraphs--
-		d.handles.Unlock()
+		d.Give(base.Graphs)
 		return nil, err
 	}
 	h := &graph{d: d, state: g}
-	h.ref = d.refs.Add(g)
-	h.cleanup = runtime.AddCleanup(h, d.leaks.Report, handles.Dropped{What: "graph"})
+	h.ref = d.Refs.Add(g)
+	h.cleanup = runtime.AddCleanup(h, d.Leaks.Report, handles.Dropped{What: "graph"})
 	return h, nil
 }
 
 // claim pins the memory of the nodes; all or nothing.
 func (d *device) claim(nodes []*node) error {
-	d.pins.Lock()
-	defer d.pins.Unlock()
+	d.Life.Lock()
+	defer d.Life.Unlock()
 	for _, x := range nodes {
 		for _, a := range x.allocs {
 			if a.dead.Load() {
@@ -121,8 +116,8 @@ func (d *device) claim(nodes []*node) error {
 }
 
 func (d *device) unclaim(nodes []*node) {
-	d.pins.Lock()
-	defer d.pins.Unlock()
+	d.Life.Lock()
+	defer d.Life.Unlock()
 	for _, x := range nodes {
 		for _, a := range x.allocs {
 			a.graphs.Add(-1)
@@ -153,7 +148,7 @@ func (g *graph) Info() ascendrt.GraphInfo {
 }
 
 func (g *graph) Update(u []ascendrt.Slot) error {
-	if err := g.d.alive(); err != nil {
+	if err := g.d.Alive(); err != nil {
 		return err
 	}
 	s := g.state
@@ -222,13 +217,11 @@ func (g *graph) Close() error {
 	}
 	g.state.closed = true
 	g.cleanup.Stop()
-	if g.d.closed.Load() {
+	if g.d.Closed() {
 		return nil
 	}
-	g.d.refs.Remove(g.ref)
+	g.d.Refs.Remove(g.ref)
 	g.d.unclaim(g.state.nodes)
-	g.d.handles.Lock()
-	g.d.ngraphs--
-	g.d.handles.Unlock()
+	g.d.Give(base.Graphs)
 	return nil
 }

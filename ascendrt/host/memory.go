@@ -47,18 +47,18 @@ func (d *device) newAlloc(n int, host bool) (*alloc, error) {
 	if n < 0 || n > addrMask {
 		return nil, invalid(call, "the size is negative or above the largest allocation", ascendrt.ErrInvalid)
 	}
-	d.reap()
+	d.Reap()
 	d.mem.Lock()
 	defer d.mem.Unlock()
 	if host {
-		if d.opts.PinnedBytes != 0 && uint64(d.hostBytes+n) > d.opts.PinnedBytes {
-			return nil, invalid(call, fmt.Sprintf("%d of %d pinned bytes free", int(d.opts.PinnedBytes)-d.hostBytes, d.opts.PinnedBytes), ascendrt.ErrOutOfMemory)
+		if d.Options.PinnedBytes != 0 && uint64(d.hostBytes+n) > d.Options.PinnedBytes {
+			return nil, invalid(call, fmt.Sprintf("%d of %d pinned bytes free", int(d.Options.PinnedBytes)-d.hostBytes, d.Options.PinnedBytes), ascendrt.ErrOutOfMemory)
 		}
 	} else if uint64(d.devBytes+n) > d.info.TotalMemory {
 		return nil, invalid(call, fmt.Sprintf("%d of %d bytes free", d.info.TotalMemory-uint64(d.devBytes), d.info.TotalMemory), ascendrt.ErrOutOfMemory)
 	}
 	a := &alloc{data: bytesFor(n), host: host}
-	if d.opts.Debug == ascendrt.DebugSync {
+	if d.Options.Debug == ascendrt.DebugSync {
 		if !host {
 			for i := range a.data {
 				a.data[i] = 0xff // NaN in every float type
@@ -108,35 +108,6 @@ func (d *device) resolve(addr ascendrt.Addr, n int) ([]byte, *alloc, error) {
 	return a.data[off : off+n : off+n], a, nil
 }
 
-// foreignFree is a buffer that waits for a point of another device.
-type foreignFree struct {
-	p ascendrt.Point
-	a *alloc
-}
-
-// reap releases the buffers whose foreign points have passed.
-func (d *device) reap() {
-	d.mem.Lock()
-	if len(d.foreign) == 0 {
-		d.mem.Unlock()
-		return
-	}
-	var ready []*alloc
-	keep := d.foreign[:0]
-	for _, f := range d.foreign {
-		if f.p.Done() {
-			ready = append(ready, f.a)
-		} else {
-			keep = append(keep, f)
-		}
-	}
-	d.foreign = keep
-	d.mem.Unlock()
-	for _, a := range ready {
-		d.release(a)
-	}
-}
-
 // release gives the allocation back after its point.
 func (d *device) release(a *alloc) {
 	d.mem.Lock()
@@ -155,31 +126,25 @@ func (d *device) release(a *alloc) {
 }
 
 func (d *device) freeAfter(a *alloc, p ascendrt.Point, cleanup *runtime.Cleanup) error {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return err
 	}
-	d.pins.Lock()
+	d.Life.Lock()
 	if a.graphs.Load() > 0 {
-		d.pins.Unlock()
+		d.Life.Unlock()
 		return invalid("free", "close the graphs that name the buffer first", ascendrt.ErrInUse)
 	}
 	first := a.dead.CompareAndSwap(false, true)
-	d.pins.Unlock()
+	d.Life.Unlock()
 	if !first {
 		return invalid("free", "the buffer was freed before", ascendrt.ErrClosed)
 	}
 	cleanup.Stop()
 	s, ok := p.Stream.(*stream)
 	if p.Stream == nil || !ok || s.d != d {
-		if p.Stream == nil || p.Stream.Done(p.Seq) {
-			d.release(a)
-			return nil
-		}
-		// A point of another device: nobody here waits for it, so the memory
-		// comes back at a later look.
-		d.mem.Lock()
-		d.foreign = append(d.foreign, foreignFree{p, a})
-		d.mem.Unlock()
+		// Nobody here waits for a point of another device: a later look gives the
+		// memory back.
+		d.Later([]ascendrt.Point{p}, func() { d.release(a) })
 		return nil
 	}
 	s.afterPoint(p.Seq, func() { d.release(a) })
@@ -210,7 +175,7 @@ type hostBuffer struct{ buffer }
 func (b *hostBuffer) Bytes() []byte { return b.a.data }
 
 func (d *device) Alloc(n int, p ascendrt.Placement) (ascendrt.Buffer, error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
 	if p == ascendrt.PlaceShareable {
@@ -224,12 +189,12 @@ func (d *device) Alloc(n int, p ascendrt.Placement) (ascendrt.Buffer, error) {
 		return nil, err
 	}
 	b := &buffer{d: d, a: a}
-	b.cleanup = runtime.AddCleanup(b, d.leaks.Report, handles.Dropped{What: "buffer", Bytes: len(a.data), Stack: a.stack})
+	b.cleanup = runtime.AddCleanup(b, d.Leaks.Report, handles.Dropped{What: "buffer", Bytes: len(a.data), Stack: a.stack})
 	return b, nil
 }
 
 func (d *device) AllocHost(n int) (ascendrt.HostBuffer, error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
 	if err := d.inject("alloc_host"); err != nil {
@@ -240,13 +205,13 @@ func (d *device) AllocHost(n int) (ascendrt.HostBuffer, error) {
 		return nil, err
 	}
 	b := &hostBuffer{buffer{d: d, a: a}}
-	b.cleanup = runtime.AddCleanup(b, d.leaks.Report, handles.Dropped{What: "host buffer", Bytes: len(a.data), Stack: a.stack})
+	b.cleanup = runtime.AddCleanup(b, d.Leaks.Report, handles.Dropped{What: "host buffer", Bytes: len(a.data), Stack: a.stack})
 	return b, nil
 }
 
 // Map gives the bytes of a view of this device's memory.
 func (d *device) Map(v ascendrt.View) ([]byte, error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
 	b, _, err := d.resolve(v.Addr, v.Len)
@@ -265,10 +230,10 @@ func (d *device) Import(ascendrt.ShareHandle) (ascendrt.Buffer, error) {
 }
 
 func (d *device) MemInfo() (free, total uint64, err error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return 0, 0, err
 	}
-	d.reap()
+	d.Reap()
 	d.mem.Lock()
 	defer d.mem.Unlock()
 	return d.info.TotalMemory - uint64(d.devBytes), d.info.TotalMemory, nil

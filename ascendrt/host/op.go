@@ -12,9 +12,6 @@ import (
 	"github.com/sluice-serving/sluice/ascendrt/opspec"
 )
 
-// maxSlots bounds slot indices of a command.
-const maxSlots = 32
-
 // opState is a planned operation.
 type opState struct {
 	*opspec.Signature
@@ -31,31 +28,8 @@ type arg struct {
 	stride int // elements between rows
 }
 
-type op struct {
-	d     *device
-	state *opState
-	ref   ascendrt.Ref
-}
-
-var _ ascendrt.Op = (*op)(nil)
-
-func (o *op) Spec() ascendrt.OpSpec      { return o.state.Spec }
-func (o *op) Workspace() int             { return 0 }
-func (o *op) Slots() []ascendrt.SlotInfo { return o.state.slots }
-func (o *op) Ref() ascendrt.Ref          { return o.ref }
-
-func (o *op) Close() error {
-	if o.d.closed.Load() || !o.d.refs.Remove(o.ref) {
-		return nil
-	}
-	o.d.handles.Lock()
-	o.d.nops--
-	o.d.handles.Unlock()
-	return nil
-}
-
 func (d *device) Plan(spec ascendrt.OpSpec) (ascendrt.Op, error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
 	if err := d.inject("plan"); err != nil {
@@ -63,16 +37,9 @@ func (d *device) Plan(spec ascendrt.OpSpec) (ascendrt.Op, error) {
 	}
 	s, err := d.plan(spec)
 	if err != nil {
-		class := ascendrt.ErrInvalid
-		if errors.Is(err, ascendrt.ErrUnsupported) {
-			class = ascendrt.ErrUnsupported
-		}
-		return nil, invalid("plan "+string(spec.Kind), err.Error(), class)
+		return nil, d.Wrap("plan "+string(spec.Kind), -1, err)
 	}
-	d.handles.Lock()
-	d.nops++
-	d.handles.Unlock()
-	return &op{d: d, state: s, ref: d.refs.Add(s)}, nil
+	return d.NewOp(s, s.Spec, 0, s.slots), nil
 }
 
 func (d *device) plan(spec ascendrt.OpSpec) (*opState, error) {

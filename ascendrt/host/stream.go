@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 )
 
 // item is one thing a stream goroutine does, in order.
@@ -58,24 +59,20 @@ type waiter struct {
 var _ ascendrt.Stream = (*stream)(nil)
 
 func (d *device) NewStream(o ascendrt.StreamOptions) (ascendrt.Stream, error) {
-	if err := d.alive(); err != nil {
+	if err := d.Alive(); err != nil {
 		return nil, err
 	}
 	if err := d.inject("stream"); err != nil {
 		return nil, err
 	}
-	d.handles.Lock()
-	defer d.handles.Unlock()
-	if d.streams == nil {
-		return nil, invalid("stream", "closed", ascendrt.ErrClosed)
-	}
-	if n := d.opts.MaxStreams; n > 0 && d.nstreams >= n {
-		return nil, invalid("stream", strconv.Itoa(n)+" streams exist: close some", ascendrt.ErrResourceLimit)
+	if err := d.Take(base.Streams); err != nil {
+		return nil, err
 	}
 	s := &stream{d: d, opts: o, wake: make(chan struct{}, 1), ended: make(chan struct{})}
-	s.ref = d.refs.Add(s)
-	d.nstreams++
-	d.streams[s] = true
+	s.ref = d.Refs.Add(s)
+	if !d.streams.Add(s) {
+		return nil, invalid("stream", "closed", ascendrt.ErrClosed)
+	}
 	go s.loop()
 	return s, nil
 }
@@ -100,7 +97,7 @@ func (s *stream) loop() {
 			}
 			select {
 			case <-s.wake:
-			case <-s.d.lost:
+			case <-s.d.Lost():
 				s.finish()
 				return
 			case <-s.d.abandoned:
@@ -134,7 +131,7 @@ func (s *stream) finish() {
 // do runs one item; false ends the stream.
 func (s *stream) do(it *item, sc *scratch) bool {
 	select {
-	case <-s.d.lost:
+	case <-s.d.Lost():
 		return false
 	case <-s.d.abandoned:
 		return false
@@ -144,13 +141,13 @@ func (s *stream) do(it *item, sc *scratch) bool {
 	case it.run != nil:
 		if e, ok := s.d.faults.next("command"); ok {
 			if e.kind == faultLost {
-				s.d.lose(s.fault(it, errors.New("injected loss")))
+				s.d.Fail(s.fault(it, errors.New("injected loss")))
 				return false
 			}
 			time.Sleep(e.delay)
 		}
 		if err := it.run(sc); err != nil {
-			s.d.lose(s.fault(it, err))
+			s.d.Fail(s.fault(it, err))
 			return false
 		}
 	case it.wait != nil:
@@ -174,7 +171,7 @@ func (s *stream) hold(ch <-chan struct{}) bool {
 	select {
 	case <-ch:
 		return true
-	case <-s.d.lost:
+	case <-s.d.Lost():
 	case <-s.d.abandoned:
 	}
 	return false
@@ -247,7 +244,7 @@ func (s *stream) push(items []item) {
 // Submit compiles the buffer, then enqueues it on all streams it uses, under
 // their locks in the order of their refs.
 func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
-	if err := s.d.alive(); err != nil {
+	if err := s.d.Alive(); err != nil {
 		return ascendrt.Point{}, 0, err
 	}
 	if err := s.d.inject("submit"); err != nil {
@@ -298,10 +295,10 @@ func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 	return p, n, err
 }
 
-func (s *stream) Done(seq uint64) bool { return s.done.Load() >= seq && s.d.lostError() == nil }
+func (s *stream) Done(seq uint64) bool { return s.done.Load() >= seq && s.d.LostError() == nil }
 
 func (s *stream) Wait(ctx context.Context, seq uint64) error {
-	if err := s.d.lostError(); err != nil {
+	if err := s.d.LostError(); err != nil {
 		return err
 	}
 	if s.done.Load() >= seq {
@@ -324,8 +321,8 @@ func (s *stream) Wait(ctx context.Context, seq uint64) error {
 	select {
 	case <-ch:
 		return nil
-	case <-s.d.lost:
-		return s.d.lostError()
+	case <-s.d.Lost():
+		return s.d.LostError()
 	case <-s.d.abandoned:
 		if s.done.Load() >= seq {
 			return nil
@@ -335,7 +332,7 @@ func (s *stream) Wait(ctx context.Context, seq uint64) error {
 		if s.done.Load() >= seq {
 			return nil
 		}
-		if err := s.d.lostError(); err != nil {
+		if err := s.d.LostError(); err != nil {
 			return err
 		}
 		return invalid("wait", "the stream was closed", ascendrt.ErrClosed)
@@ -368,16 +365,13 @@ func (s *stream) endQueue() {
 }
 
 func (s *stream) Close() error {
-	if !s.d.refs.Remove(s.ref) {
+	if !s.d.Refs.Remove(s.ref) {
 		return nil
 	}
 	s.endQueue()
 	<-s.ended
-	s.d.handles.Lock()
-	defer s.d.handles.Unlock()
-	if s.d.streams[s] {
-		delete(s.d.streams, s)
-		s.d.nstreams--
+	if s.d.streams.Drop(s) {
+		s.d.Give(base.Streams)
 	}
 	return nil
 }

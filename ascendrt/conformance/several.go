@@ -1,6 +1,4 @@
-//go:build cgo && linux
-
-package cuda
+package conformance
 
 import (
 	"context"
@@ -15,10 +13,10 @@ import (
 	"github.com/sluice-serving/sluice/ascendrt"
 )
 
-// openAll opens every device, or skips if there is only one.
-func openAll(t *testing.T) ([]ascendrt.Device, []ascendrt.Stream) {
-	t.Helper()
-	r, err := Backend{}.Probe(context.Background())
+// Several checks what needs at least two devices of one host: copies between
+// them and collectives. It skips where there is one.
+func Several(t *testing.T, b ascendrt.Backend) {
+	r, err := b.Probe(context.Background())
 	require.NoError(t, err)
 	if len(r.Devices) < 2 {
 		t.Skipf("%d devices", len(r.Devices))
@@ -26,18 +24,18 @@ func openAll(t *testing.T) ([]ascendrt.Device, []ascendrt.Stream) {
 	var ds []ascendrt.Device
 	var ss []ascendrt.Stream
 	for i := range r.Devices {
-		d, err := Backend{}.Open(i, ascendrt.OpenOptions{})
+		d, err := b.Open(i, ascendrt.OpenOptions{})
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, d.Close(context.Background())) })
 		s, err := d.NewStream(ascendrt.StreamOptions{})
 		require.NoError(t, err)
 		ds, ss = append(ds, d), append(ss, s)
 	}
-	return ds, ss
+	t.Run("peer copy", func(t *testing.T) { peerCopy(t, ds, ss) })
+	t.Run("collectives", func(t *testing.T) { collectives(t, ds, ss) })
 }
 
-func TestPeerCopy(t *testing.T) {
-	ds, ss := openAll(t)
+func peerCopy(t *testing.T, ds []ascendrt.Device, ss []ascendrt.Stream) {
 	k, err := ds[0].PeerAccess(ds[1])
 	require.NoError(t, err)
 	t.Log("peer access: ", k)
@@ -55,8 +53,16 @@ func TestPeerCopy(t *testing.T) {
 	}
 	require.NoError(t, ds[0].EnablePeer(ds[1]))
 	require.NoError(t, ds[0].EnablePeer(ds[1]), "idempotent")
-	submit(t, ss[1], func(c *ascendrt.Commands) { c.Fill(y.View(), 0x21) })
-	submit(t, ss[0], func(c *ascendrt.Commands) { c.Copy(x.View(), y.View()) })
+	c.Reset()
+	c.Fill(y.View(), 0x21)
+	p, _, err := ss[1].Submit(&c)
+	require.NoError(t, err)
+	require.NoError(t, p.Wait(context.Background()))
+	c.Reset()
+	c.Copy(x.View(), y.View())
+	p, _, err = ss[0].Submit(&c)
+	require.NoError(t, err)
+	require.NoError(t, p.Wait(context.Background()))
 	got := make([]byte, 1<<20)
 	require.NoError(t, ascendrt.Download(context.Background(), ds[0], ss[0], got, x.View()))
 	require.Equal(t, byte(0x21), got[1<<20-1])
@@ -65,8 +71,7 @@ func TestPeerCopy(t *testing.T) {
 }
 
 // Each rank checks sum, gather and exchange, eagerly and captured.
-func TestCollectives(t *testing.T) {
-	ds, ss := openAll(t)
+func collectives(t *testing.T, ds []ascendrt.Device, ss []ascendrt.Stream) {
 	if !ds[0].Caps().Collectives {
 		_, err := ds[0].(ascendrt.Collectives).UniqueID()
 		require.ErrorIs(t, err, ascendrt.ErrUnavailable)
@@ -74,6 +79,8 @@ func TestCollectives(t *testing.T) {
 	}
 	id, err := ds[0].(ascendrt.Collectives).UniqueID()
 	require.NoError(t, err)
+	_, err = ds[0].(ascendrt.Collectives).NewCommunicator(id[:8], 0, 2)
+	require.ErrorIs(t, err, ascendrt.ErrInvalid)
 	errs := make([]error, len(ds))
 	var wg sync.WaitGroup
 	for r := range ds {

@@ -1,0 +1,143 @@
+package base
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+)
+
+// queue is a stream that has passed done.
+type queue struct {
+	ascendrt.Stream
+	last, done uint64
+	stopped    bool
+}
+
+func (q *queue) Done(seq uint64) bool { return seq <= q.done }
+func (q *queue) Stop() uint64         { q.stopped = true; return q.last }
+
+func (q *queue) Wait(_ context.Context, seq uint64) error {
+	if q.Done(seq) {
+		return nil
+	}
+	return errors.New("still at work")
+}
+
+func newCore(o ascendrt.OpenOptions) *Core {
+	c := &Core{}
+	c.Init("test", o)
+	return c
+}
+
+func TestLimits(t *testing.T) {
+	c := newCore(ascendrt.OpenOptions{MaxStreams: 2})
+	require.NoError(t, c.Take(Streams))
+	require.NoError(t, c.Take(Streams))
+	err := c.Take(Streams)
+	require.ErrorIs(t, err, ascendrt.ErrResourceLimit)
+	require.ErrorContains(t, err, "2 exist")
+	require.NoError(t, c.Take(Events), "no limit was asked for")
+	c.Add(Ops)
+	var l ascendrt.Limits
+	c.FillLimits(&l)
+	require.Equal(t, ascendrt.Limits{Streams: 2}, l)
+	c.Give(Streams)
+	require.NoError(t, c.Take(Streams))
+	var live ascendrt.Live
+	c.FillLive(&live)
+	require.Equal(t, ascendrt.Live{Streams: 2, Events: 1, Ops: 1}, live)
+}
+
+func TestLater(t *testing.T) {
+	c := newCore(ascendrt.OpenOptions{})
+	a, b := &queue{done: 1}, &queue{}
+	var ran []string
+	note := func(s string) func() { return func() { ran = append(ran, s) } }
+	c.Later(nil, note("at once"))
+	c.Later([]ascendrt.Point{{Stream: a, Seq: 1}}, note("passed"))
+	c.Later([]ascendrt.Point{{Stream: a, Seq: 1}, {Stream: b, Seq: 1}}, note("both"))
+	c.Later([]ascendrt.Point{{Stream: a, Seq: 2}}, note("drained"))
+	c.Reap()
+	require.Equal(t, []string{"at once", "passed"}, ran)
+	b.done = 1
+	c.Reap()
+	c.Reap()
+	require.Equal(t, []string{"at once", "passed", "both"}, ran)
+	c.Drain()
+	require.Equal(t, "drained", ran[3])
+}
+
+func TestLossAndClose(t *testing.T) {
+	c := newCore(ascendrt.OpenOptions{})
+	require.NoError(t, c.Alive())
+	first := c.Invalid("step", "gone", ascendrt.ErrDeviceLost)
+	c.Fail(first)
+	c.Fail(errors.New("what followed"))
+	require.Equal(t, first, c.Alive(), "the first error is the one that lost the device")
+	<-c.Lost()
+
+	var x StreamSet[*queue]
+	q := &queue{last: 4}
+	require.True(t, x.Add(q))
+	require.NoError(t, Close(t.Context(), c, &x, func([]*queue) error { return errors.New("a lost device gives nothing back") }))
+	require.True(t, q.stopped)
+	require.ErrorIs(t, c.Alive(), ascendrt.ErrClosed)
+	require.False(t, x.Add(&queue{}), "the device is closed")
+	require.False(t, x.Drop(q))
+}
+
+func TestCloseWaits(t *testing.T) {
+	c := newCore(ascendrt.OpenOptions{})
+	var x StreamSet[*queue]
+	x.Add(&queue{last: 2, done: 2})
+	c.Later([]ascendrt.Point{{Stream: &queue{}, Seq: 1}}, func() { x.err = nil })
+	var back int
+	require.NoError(t, Close(t.Context(), c, &x, func(all []*queue) error { back = len(all); return nil }))
+	require.Equal(t, 1, back)
+
+	busy := newCore(ascendrt.OpenOptions{})
+	var y StreamSet[*queue]
+	y.Add(&queue{last: 2, done: 1})
+	for range 2 { // the second call gives the same error
+		err := Close(t.Context(), busy, &y, func([]*queue) error { return errors.New("not while work runs") })
+		require.ErrorIs(t, err, ascendrt.ErrTimeout)
+		require.ErrorContains(t, err, "still at work")
+	}
+}
+
+func TestRecordsAndSlots(t *testing.T) {
+	r := Records{Index: 7}
+	r.Record(3, 2, 10, 11)
+	require.Equal(t, []uint64{3 | 2<<32, 7, 10, 11, 0, 0, 0, 0}, r.Words)
+
+	var s Slots
+	require.NoError(t, s.Before(ascendrt.KindCopy))
+	require.NoError(t, s.Set(ascendrt.Record{A: [ascendrt.HeaderWords - 1]uint64{1}, Payload: []uint64{5, ^uint64(0)}}))
+	require.Equal(t, Slots{nil, {5, -1}}, s)
+	require.NoError(t, s.Before(ascendrt.KindOp))
+	require.ErrorIs(t, s.Before(ascendrt.KindCopy), ascendrt.ErrInvalid)
+	require.ErrorContains(t, s.Set(ascendrt.Record{A: [ascendrt.HeaderWords - 1]uint64{32}}), "slot 32")
+}
+
+func TestHandleAndWrap(t *testing.T) {
+	c := newCore(ascendrt.OpenOptions{})
+	q := &queue{}
+	ref := c.Refs.Add(q)
+	got, err := Handle[*queue](c, uint64(ref), "stream")
+	require.NoError(t, err)
+	require.Same(t, q, got)
+	_, err = Handle[*Core](c, uint64(ref), "event")
+	require.ErrorContains(t, err, "the event was closed")
+
+	wrapped := c.Wrap("copy", 3, err)
+	var e *ascendrt.Error
+	require.ErrorAs(t, wrapped, &e)
+	require.Equal(t, 3, e.Command)
+	require.Equal(t, ascendrt.ErrClosed, e.Class)
+	require.Equal(t, wrapped, c.Wrap("again", 4, wrapped), "an error with a class stays")
+	require.ErrorIs(t, c.Wrap("copy", 0, errors.New("odd")), ascendrt.ErrInvalid)
+}

@@ -1,0 +1,66 @@
+package base
+
+import (
+	"fmt"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
+)
+
+// HeaderWords is the length of a translated record's header: kind and payload
+// length, index of the command, six arguments.
+const HeaderWords = 8
+
+// Records is a buffer of records with a runtime's own pointers, which C replays.
+type Records struct {
+	Words []uint64
+	Index int // of the command that is being translated
+}
+
+// Record appends a header of up to six arguments; its payload of that many
+// words follows.
+func (r *Records) Record(kind uint32, payload int, a ...uint64) {
+	var h [HeaderWords]uint64
+	h[0] = uint64(kind) | uint64(payload)<<32
+	h[1] = uint64(uint32(r.Index))
+	copy(h[2:], a)
+	r.Words = append(r.Words, h[:]...)
+}
+
+// Handle gives the live handle of a word in a record.
+func Handle[T any](c *Core, ref uint64, what string) (T, error) {
+	v, ok := handles.Lookup[T](&c.Refs, ascendrt.Ref(ref))
+	if !ok {
+		return v, fmt.Errorf("the %s was closed, or is of another device: %w", what, ascendrt.ErrClosed)
+	}
+	return v, nil
+}
+
+// Slots are the values for the slots of the operation that follows, by slot.
+type Slots [][]int64
+
+// Set takes the values of a record of kind KindSlot.
+func (s *Slots) Set(r ascendrt.Record) error {
+	const most = 32
+	i := int(r.A[0])
+	if i < 0 || i >= most {
+		return fmt.Errorf("slot %d does not exist: %w", i, ascendrt.ErrInvalid)
+	}
+	for len(*s) <= i {
+		*s = append(*s, nil)
+	}
+	v := make([]int64, len(r.Payload))
+	for k, w := range r.Payload {
+		v[k] = int64(w)
+	}
+	(*s)[i] = v
+	return nil
+}
+
+// Before checks that the command that follows slot values has slots.
+func (s Slots) Before(k ascendrt.Kind) error {
+	if len(s) > 0 && k != ascendrt.KindOp && k != ascendrt.KindSlot {
+		return fmt.Errorf("slot values stand before a command without slots: %w", ascendrt.ErrInvalid)
+	}
+	return nil
+}
