@@ -23,6 +23,7 @@ func newServeCmd() *cobra.Command {
 		run                                              server.RunOptions
 		transfer, additional, refusal, graphMode, policy string
 		prefix, noPrefix, async, noAsync, noise          bool
+		level                                            slog.Level
 	)
 	cmd := &cobra.Command{
 		Use:   "serve",
@@ -44,7 +45,7 @@ func newServeCmd() *cobra.Command {
 				run.Noise = server.NoiseAllowed
 			}
 			run.Out = cmd.OutOrStdout()
-			run.Logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			run.Logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
 			err := server.Run(cmd.Context(), cfg, run)
 			if errors.Is(err, ascendrt.ErrDeviceLost) {
 				return &exitError{deviceLost, err}
@@ -85,6 +86,7 @@ func newServeCmd() *cobra.Command {
 	f.IntVar(&cfg.StepLines, "step-lines", 0, "lines of the last steps that each rank keeps for a dump (SIGQUIT, a broken invariant); 0: 4096 on the host device, none elsewhere; -1: none")
 	f.StringVar(&cfg.DumpDir, "dump-dir", "", "folder of dumps, for `sluice replay` (default the system's for temporary files)")
 	f.StringVar(&run.TraceFile, "trace-file", "", "append a JSON line per decision to this file")
+	f.TextVar(&level, "log-level", slog.LevelInfo, "least level of the log: debug, info, warn or error; debug has a line per append attempt")
 	f.DurationVar(&cfg.DrainTimeout, "drain-timeout", 30*time.Second, "how long running requests may go on after a stop")
 	f.BoolVar(&noise, "enable-kv-noise", false, "let requests with kv_noise run on KV that was overwritten: the control of identity checks")
 	return cmd

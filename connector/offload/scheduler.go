@@ -22,7 +22,10 @@ type Stats struct {
 	Cached        int // slots of shared content without a user
 	Records, Jobs int
 	FileBlocks    int
-	SavesSkipped  uint64 // blocks not copied because their content was there
+
+	Saving, Ready, Restoring int // preempted requests by state
+
+	SavesSkipped uint64 // blocks not copied because their content was there
 }
 
 // Scheduler is the scheduler's side. It has no goroutine, lock, clock or I/O.
@@ -127,6 +130,16 @@ func (s *Scheduler) Stats() Stats {
 	out := s.stats
 	out.Slots, out.Free, out.Cached = len(s.pool.slots), len(s.pool.free), s.pool.unused
 	out.Records, out.Jobs, out.FileBlocks = len(s.records), len(s.jobs), len(s.files)
+	for _, r := range s.records {
+		switch r.state {
+		case saving:
+			out.Saving++
+		case ready:
+			out.Ready++
+		case restoring:
+			out.Restoring++
+		}
+	}
 	return out
 }
 

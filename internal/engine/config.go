@@ -97,7 +97,16 @@ type Additional struct {
 type SchedulerOptions struct {
 	DecoderAppendPrefill bool          `json:"decoder_append_prefill_enable"`
 	AppendProfile        AppendProfile `json:"decoder_append_prefill_profile"`
+	AppendGuards         AppendGuards  `json:"decoder_append_prefill_guards"`
 	Recompute            bool          `json:"recompute_scheduler_enable"`
+
+	// Schedulers of vllm-ascend that this engine does not have: known, so that
+	// what they exclude can be said.
+	Balance        bool            `json:"enable_balance_scheduling"`
+	ShortFirst     json.RawMessage `json:"short_request_first_config"`
+	ProfilingChunk json.RawMessage `json:"profiling_chunk_config"`
+	BatchJob       json.RawMessage `json:"batch_job_sched_config"`
+	DyntraLB       json.RawMessage `json:"dyntra_lb_config"`
 }
 
 // AppendProfile names a set of guards around append attempts.
@@ -182,9 +191,12 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Validate joins everything that is wrong with the configuration.
-func (c Config) Validate() error {
-	d := c.withDefaults()
+// Validate joins everything that is wrong with the configuration. Values out of
+// range are *SettingError, pairs that exclude each other *ConflictError.
+func (c Config) Validate() error { return (&choices{Config: c}).validate() }
+
+func (c *choices) validate() error {
+	d := &choices{c.withDefaults(), c.own}
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if shape, ok := strings.CutPrefix(d.Model, randomPrefix); ok {
@@ -204,9 +216,6 @@ func (c Config) Validate() error {
 		if d.BlockSize%ascendBlock != 0 || d.BlockSize > 4*ascendBlock {
 			bad("block-size is %d, must be 128, 256, 384 or 512 on Ascend", d.BlockSize)
 		}
-		if d.DType == "float32" {
-			bad("dtype is float32; attention on Ascend takes bfloat16")
-		}
 	}
 	longest := 1 << 20
 	if d.Model == "builtin" {
@@ -224,50 +233,26 @@ func (c Config) Validate() error {
 		{"model-runner", d.Runner, 1, 2},
 	} {
 		if f.v < f.lo || f.v > f.hi {
-			bad("%s is %d, must be within %d to %d", f.name, f.v, f.lo, f.hi)
+			errs = append(errs, within(f.name, f.v, f.lo, f.hi))
 		}
 	}
 	if !(d.CacheHitThreshold >= 0 && d.CacheHitThreshold <= 1) {
-		bad("global-cache-hit-threshold is %v, must be within 0 to 1", d.CacheHitThreshold)
+		errs = append(errs, within("global-cache-hit-threshold", d.CacheHitThreshold, 0, 1))
 	}
 	if d.DrainTimeout < 0 {
 		bad("drain-timeout is %v, must not be negative", d.DrainTimeout)
 	}
-	for _, err := range []error{d.KVTransfer.validate(), d.validateAppend()} {
-		if err != nil {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// validateAppend keeps the rules of a decoder's switches: append-prefill needs
-// an engine that pulls its KV, with prefix caching on, and giving preempted
-// requests up needs a prefiller that takes them. On a prefiller the switches
-// have no effect.
-func (c Config) validateAppend() error {
-	if c.KVTransfer.Role == RoleProducer {
-		return nil
-	}
-	var errs []error
-	if c.Additional.Scheduler.Recompute && c.KVTransfer.Role != RoleConsumer {
-		errs = append(errs, fmt.Errorf("recompute_scheduler_enable needs kv_role %s, not %q", RoleConsumer, c.KVTransfer.Role))
-	}
-	switch p := c.Additional.Scheduler.AppendProfile; p {
+	switch p := d.Additional.Scheduler.AppendProfile; p {
 	case "", AppendPlain, AppendGuarded:
 	default:
-		errs = append(errs, fmt.Errorf("unknown decoder_append_prefill_profile %q (%s or %s)", p, AppendPlain, AppendGuarded))
+		bad("unknown decoder_append_prefill_profile %q (%s or %s)", p, AppendPlain, AppendGuarded)
 	}
-	if !c.Additional.Scheduler.DecoderAppendPrefill {
-		return errors.Join(errs...)
+	if err := d.KVTransfer.validate(); err != nil {
+		errs = append(errs, err)
 	}
-	if c.KVTransfer.Role != RoleConsumer {
-		errs = append(errs, fmt.Errorf("decoder_append_prefill_enable needs kv_role %s, not %q", RoleConsumer, c.KVTransfer.Role))
-	}
-	if c.NoPrefix {
-		errs = append(errs, errors.New("decoder_append_prefill_enable needs prefix caching"))
-	}
-	return errors.Join(errs...)
+	errs = append(errs, d.Additional.Scheduler.AppendGuards.validate(&d.Config)...)
+	errs = append(errs, d.foreign()...)
+	return errors.Join(append(errs, d.conflicts()...)...)
 }
 
 // appendPrefill reports whether append attempts are checked here.
@@ -301,6 +286,9 @@ func (c Config) Warnings() []string {
 		}
 		if c.Additional.Scheduler.Recompute {
 			out = append(out, "recompute_scheduler_enable has no effect on a prefiller")
+		}
+		if c.Additional.Scheduler.AppendGuards.set() {
+			out = append(out, "decoder_append_prefill_guards has no effect on a prefiller")
 		}
 	}
 	return out

@@ -42,6 +42,9 @@ type Options struct {
 	// Open opens the device of a rank, which the engine closes. Nil: the one
 	// that the configuration names.
 	Open func(rank int) (ascendrt.Device, error)
+	// Scheduler gives the caller's own scheduler of a rank, made from the
+	// engine's. Nil: the engine's.
+	Scheduler func(rank int, s *scheduler.Scheduler) Scheduler
 }
 
 // Engine serves one model on one or more data-parallel ranks. Its methods may
@@ -66,7 +69,7 @@ type Engine struct {
 
 // New makes an engine and starts its ranks. Close ends it.
 func New(ctx context.Context, cfg Config, o Options) (*Engine, error) {
-	if err := cfg.Validate(); err != nil {
+	if err := (&choices{cfg, o.Scheduler != nil}).validate(); err != nil {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
@@ -180,7 +183,7 @@ func newRank(ctx context.Context, cfg Config, index int, base string, loaded *lo
 	if cfg.NoPrefix {
 		caching = kvcache.CachingOff
 	}
-	r.cache, err = kvcache.New(kvcache.Config{Blocks: blocks, BlockSize: cfg.BlockSize, Caching: caching, MaxInFlight: cfg.MaxTokens * r.limit})
+	r.cache, err = kvcache.New(kvcache.Config{Blocks: blocks, BlockSize: cfg.BlockSize, Caching: caching, MaxInFlight: cfg.MaxTokens * r.limit, LeaseShare: cfg.leaseShare()})
 	if err != nil {
 		return nil, err
 	}
@@ -195,8 +198,14 @@ func newRank(ctx context.Context, cfg Config, index int, base string, loaded *lo
 		}
 		opts = append(opts, scheduler.WithConnector(r.conn))
 	}
-	if r.sched, err = scheduler.New(r.schedulerConfig(), r.cache, opts...); err != nil {
+	opts = append(opts, scheduler.WithDecisions(r.decided))
+	own, err := scheduler.New(r.schedulerConfig(), r.cache, opts...)
+	if err != nil {
 		return nil, err
+	}
+	r.sched = own
+	if o.Scheduler != nil {
+		r.sched = o.Scheduler(index, own)
 	}
 	r.metrics.configured(cfg, shape.BlockBytes(), r.sched.Config().Scheduling.String())
 	r.gauges()
@@ -208,12 +217,8 @@ func (r *rank) schedulerConfig() scheduler.Config {
 		MaxNumSeqs: r.cfg.MaxSeqs, MaxBatchedTokens: r.cfg.MaxTokens, MaxModelLen: r.cfg.MaxModelLen, VocabSize: r.model.config.Vocab,
 		Watermark: r.cfg.Watermark, InFlight: r.limit, LoadFailure: scheduler.RecomputeLoad,
 	}
-	switch {
-	case !r.cfg.appendPrefill():
-	case r.cfg.Additional.Scheduler.AppendProfile == AppendGuarded:
-		c.Append = scheduler.Guarded(r.cfg.MaxTokens)
-	default:
-		c.Append.Enable = true
+	if r.cfg.appendPrefill() {
+		c.Append = r.cfg.appendGuards()
 	}
 	if !r.cfg.Sync {
 		c.Scheduling = scheduler.Async
@@ -277,7 +282,7 @@ func (e *Engine) Err() error {
 
 // Submit takes a request in. The stream is the caller's to read to its end or
 // to cancel. Errors: ErrQueueFull, ErrDraining, ErrClosed, *InvalidError.
-func (e *Engine) Submit(ctx context.Context, req Request) (*Stream, error) {
+func (e *Engine) Submit(ctx context.Context, req Request) (_ *Stream, err error) {
 	r, err := e.pick(req.Rank)
 	if err != nil {
 		return nil, err
@@ -290,8 +295,14 @@ func (e *Engine) Submit(ctx context.Context, req Request) (*Stream, error) {
 	switch {
 	case params.remote:
 		route = scheduler.RemotePrefill
-	case req.Append:
+	case req.Append && e.cfg.appendPrefill(): // with the switch off it is an ordinary request
 		route = scheduler.AppendPrefill
+		r.metrics.counter(r.metrics.m.attempts).Inc()
+		defer func() {
+			if err != nil {
+				r.turnedAway(&req, err)
+			}
+		}()
 	}
 	threshold := e.cfg.CacheHitThreshold
 	if req.Threshold != nil {

@@ -30,6 +30,9 @@ type metrics struct {
 
 	leases, offloadBlocks, offloadFiles *prometheus.GaugeVec
 	offload, offloadBytes               *prometheus.CounterVec
+
+	attempts, appendTokens, sessionEvents       *prometheus.CounterVec
+	sessionLeases, sessionBlocks, offloadStates *prometheus.GaugeVec
 }
 
 var (
@@ -81,9 +84,16 @@ func newMetrics(reg prometheus.Registerer, model string) *metrics {
 		success:          counter("vllm:request_success_total", "Requests that ended, by reason.", "finished_reason"),
 		transferBytes:    counter("sluice_kv_transfer_bytes_total", "Bytes of KV moved between engines.", "direction"),
 		transferBlocks:   counter("sluice_kv_transfer_blocks_total", "KV blocks moved between engines.", "direction"),
-		appends:          counter("sluice_append_prefill_total", "Append attempts, by result and reason of refusal.", "result", "reason"),
+		appends:          counter("sluice_append_prefill_total", "Append attempts, by result (hit, refused, gone before a decision) and reason of refusal.", "result", "reason"),
+		attempts:         counter("sluice_append_prefill_attempts_total", "Append attempts that came, decided or not."),
+		appendTokens:     counter("sluice_append_prefill_tokens_total", "Prompt tokens of hits: cached here, restored from a host tier, or of the suffix that is computed.", "kind"),
 		graphSteps:       counter("sluice_graph_steps_total", "Steps by graph mode, and why not FULL.", "mode", "reason"),
 		transferFailures: counter("sluice_kv_transfer_failures_total", "Transfers of KV that failed.", "direction"),
+
+		sessionLeases: gauge("sluice_session_leases", "Sessions between two turns whose prefix is kept."),
+		sessionBlocks: gauge("sluice_session_lease_blocks", "Blocks that these leases cover, each once."),
+		sessionEvents: counter("sluice_session_leases_total", "Leases of sessions' prefixes: granted at the end of a turn, displaced by others, evicted for want of blocks.", "event"),
+		offloadStates: gauge("sluice_kv_offload_requests", "Preempted requests in the host tier, by state: saving, ready, restoring.", "state"),
 
 		leases:        gauge("sluice_kv_leases", "Finished prompts whose blocks are kept for a peer."),
 		offload:       counter("sluice_kv_offload_total", "What the host tier did: preempted requests saved, without room, restored; finished turns saved, loads of shared content; saves and loads that failed.", "event"),
@@ -113,12 +123,14 @@ type rankMetrics struct {
 	m      *metrics
 	engine string
 	role   Role
+
+	granted, displaced, evicted uint64 // leases that the counters have
 }
 
 func (m *metrics) rank(index int, role Role) *rankMetrics {
 	r := &rankMetrics{m: m, engine: strconv.Itoa(index), role: role}
 	for _, c := range []*prometheus.CounterVec{
-		m.queries, m.hits, m.externalQueries, m.externalHits, m.preemptions, m.prompt, m.promptCached, m.generated,
+		m.queries, m.hits, m.externalQueries, m.externalHits, m.preemptions, m.prompt, m.promptCached, m.generated, m.attempts,
 	} {
 		r.counter(c) // shown from the start, at 0
 	}
@@ -128,10 +140,15 @@ func (m *metrics) rank(index int, role Role) *rankMetrics {
 	}
 	r.counter(m.transferFailures, "received")
 	r.counter(m.appends, "hit", "")
-	for _, why := range []scheduler.RefusalReason{
-		scheduler.NoPrefix, scheduler.BelowMinPrefix, scheduler.SuffixTooLong, scheduler.Busy, scheduler.Draining,
-	} {
+	r.counter(m.appends, "gone", "")
+	for why := scheduler.NoPrefix; why <= scheduler.BelowThreshold; why++ {
 		r.counter(m.appends, "refused", why.String())
+	}
+	for _, kind := range []string{"cached", "restored", "suffix"} {
+		r.counter(m.appendTokens, kind)
+	}
+	for _, event := range []string{"granted", "displaced", "evicted"} {
+		r.counter(m.sessionEvents, event)
 	}
 	return r
 }
@@ -160,6 +177,16 @@ func (r *rankMetrics) state(s scheduler.Stats, c kvcache.Stats) {
 	r.gauge(r.m.blocks, "free").Set(float64(c.Free))
 	r.gauge(r.m.blocks, "cached").Set(float64(c.Cached))
 	r.gauge(r.m.blocks, "held").Set(float64(c.Held))
+	r.gauge(r.m.sessionLeases).Set(float64(c.Leases))
+	r.gauge(r.m.sessionBlocks).Set(float64(c.LeasedPositions))
+	for _, e := range []struct {
+		name string
+		now  uint64
+		had  *uint64
+	}{{"granted", s.Leases, &r.granted}, {"displaced", c.LeasesDisplaced, &r.displaced}, {"evicted", c.LeasesEvicted, &r.evicted}} {
+		r.counter(r.m.sessionEvents, e.name).Add(float64(e.now - *e.had))
+		*e.had = e.now
+	}
 }
 
 // offloadEvents are the counters of the host tier by the names of their label.
@@ -176,6 +203,9 @@ func (r *rankMetrics) tier(now, before offload.Stats) {
 	r.gauge(r.m.offloadBlocks, "free").Set(float64(now.Free))
 	r.gauge(r.m.offloadBlocks, "cached").Set(float64(now.Cached))
 	r.gauge(r.m.offloadBlocks, "used").Set(float64(now.Slots - now.Free - now.Cached))
+	r.gauge(r.m.offloadStates, "saving").Set(float64(now.Saving))
+	r.gauge(r.m.offloadStates, "ready").Set(float64(now.Ready))
+	r.gauge(r.m.offloadStates, "restoring").Set(float64(now.Restoring))
 }
 
 // step counts an executed step and the time that it took.
@@ -207,7 +237,11 @@ func (r *rankMetrics) output(s *Stream, o *scheduler.Output, now time.Time) {
 		return
 	}
 	if o.Finish == scheduler.FinishRefused {
-		r.counter(r.m.appends, "refused", o.Refusal.Reason.String()).Inc()
+		if s.route == scheduler.AppendPrefill {
+			r.counter(r.m.appends, "refused", o.Refusal.Reason.String()).Inc()
+		} else { // by its own threshold
+			r.counter(r.m.success, o.Refusal.Reason.String()).Inc()
+		}
 		return
 	}
 	r.counter(r.m.success, o.Finish.String()).Inc()
@@ -235,8 +269,11 @@ func (r *rankMetrics) firstOutput(s *Stream, o *scheduler.Output) {
 }
 
 // aborted counts a request whose caller has gone.
-func (r *rankMetrics) aborted(*Stream) {
+func (r *rankMetrics) aborted(s *Stream) {
 	r.counter(r.m.success, scheduler.FinishAbort.String()).Inc()
+	if s.route == scheduler.AppendPrefill && s.times.scheduled.IsZero() {
+		r.counter(r.m.appends, "gone", "").Inc()
+	}
 }
 
 func yesNo(v bool) string {

@@ -65,6 +65,9 @@ func (r *rank) admitted(s *Stream) {
 	}
 	if s.route == scheduler.AppendPrefill {
 		m.counter(m.m.appends, "hit", "").Inc()
+		m.counter(m.m.appendTokens, "cached").Add(float64(s.local))
+		m.counter(m.m.appendTokens, "restored").Add(float64(s.external))
+		m.counter(m.m.appendTokens, "suffix").Add(float64(s.prompt - s.local - s.external))
 	}
 	r.trace.add(admitLine{"admit", s.req.TraceID, r.index, s.route.String(), s.prompt, s.local, s.external})
 }

@@ -29,7 +29,7 @@ type rank struct {
 	trace   *Trace
 	metrics *rankMetrics
 
-	sched   *scheduler.Scheduler
+	sched   Scheduler
 	cache   *kvcache.Cache
 	exec    *executor.Executor
 	conn    connector.Scheduler // nil if the engine has no connector
@@ -366,16 +366,16 @@ func (r *rank) output(o *scheduler.Output, now time.Time) {
 	probs := s.sampler.Take(s.count, len(o.Tokens))
 	s.count += len(o.Tokens)
 	r.metrics.output(s, o, now)
-	resident := 0
+	resident, until := 0, time.Time{}
 	if o.Finish != scheduler.NotFinished {
-		resident = r.resident(s, o)
+		resident, until = r.resident(s, o), r.residentUntil(s)
 		r.trace.add(finishLine{"finish", s.req.TraceID, r.index, s.count, o.Finish.String()})
 		r.forget(s)
 		if s.req.EndSession && s.req.Session != "" {
 			r.endSession(s.req.Session)
 		}
 	}
-	s.push(o, probs, resident)
+	s.push(o, probs, resident, until)
 }
 
 // resident is how much of a request that has ended stays matchable: the full
@@ -388,6 +388,19 @@ func (r *rank) resident(s *Stream, o *scheduler.Output) int {
 		return 0
 	}
 	return (s.prompt + s.count - 1) / r.cfg.BlockSize * r.cfg.BlockSize
+}
+
+// residentUntil is until when the prefix of a turn that has ended is kept for
+// its session; zero if it is not.
+func (r *rank) residentUntil(s *Stream) time.Time {
+	if s.req.Session == "" || s.req.EndSession {
+		return time.Time{}
+	}
+	until, tokens := r.sched.LeasedUntil(s.req.Session)
+	if tokens == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, int64(until))
 }
 
 // add takes a request in; on the rank's goroutine.

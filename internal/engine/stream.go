@@ -23,9 +23,12 @@ type Delta struct {
 	Stop      scheduler.Stop
 	StopToken scheduler.Token
 	Refusal   scheduler.Refusal
-	Params    any   // of the connector, on the last delta
-	Resident  int   // on the last delta: tokens of prompt and output that stay cached here
-	Err       error // set if Finish is FinishError
+	Params    any // of the connector, on the last delta
+	Resident  int // on the last delta: tokens of prompt and output that stay cached here
+	// ResidentUntil is, on the last delta, until when a lease keeps them; zero
+	// without one.
+	ResidentUntil time.Time
+	Err           error // set if Finish is FinishError
 }
 
 // Stream is the output of one request. One goroutine reads it with Next; it
@@ -107,7 +110,7 @@ func (s *Stream) Cancel() {
 }
 
 // push adds an output; called by the rank's goroutine.
-func (s *Stream) push(o *scheduler.Output, probs []sample.Logprobs, resident int) {
+func (s *Stream) push(o *scheduler.Output, probs []sample.Logprobs, resident int, until time.Time) {
 	s.mu.Lock()
 	if o.First {
 		s.delta.Cached, s.delta.External = int(o.Cached), int(o.External)
@@ -117,7 +120,7 @@ func (s *Stream) push(o *scheduler.Output, probs []sample.Logprobs, resident int
 	if o.Finish != scheduler.NotFinished {
 		d := &s.delta
 		d.Finish, d.Stop, d.StopToken, d.Refusal, d.Params, d.Err = o.Finish, o.Stop, o.StopToken, o.Refusal, o.Params, o.Err
-		d.Resident = resident
+		d.Resident, d.ResidentUntil = resident, until
 		s.ended = true
 	}
 	s.fresh = true

@@ -262,9 +262,6 @@ func (x ConnectorExtra) validate(kind string, bad func(string, ...any)) {
 	if t := x.TLS; t != nil && (t.Cert == "" || t.Key == "" || t.CA == "") {
 		bad("tls needs the files cert, key and ca")
 	}
-	if x.TLS != nil && x.Transport != "" && x.Transport != TransportTCP {
-		bad("tls needs the transport %s, not %s", TransportTCP, x.Transport)
-	}
 	if x.MinReverse < 0 || x.ReverseBlocks < 0 {
 		bad("kv_recompute_threshold is %d and kv_offer_blocks %d, must not be negative", x.MinReverse, x.ReverseBlocks)
 	}
@@ -277,13 +274,8 @@ func (x ConnectorExtra) validate(kind string, bad func(string, ...any)) {
 	if _, err := offload.ParsePolicy(x.Eviction); err != nil {
 		bad("eviction_policy: %v", err)
 	}
-	switch {
-	case x.FileDir == "" && (x.FileBytes != 0 || x.FileFullEvery != 0):
-		bad("file_bytes needs a file_path")
-	case x.FileDir != "" && x.FileBytes <= 0:
+	if x.FileDir != "" && x.FileBytes <= 0 {
 		bad("file_path needs file_bytes, the greatest size of the files of one rank, above 0")
-	case x.FileDir != "" && !x.ShareTurns:
-		bad("file_path keeps finished turns: it needs enable_offload_prefix_caching")
 	}
 	if x.FileFullEvery < 0 {
 		bad("file_full_every is %d, must not be negative", x.FileFullEvery)

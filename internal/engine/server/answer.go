@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"strconv"
+	"time"
 
 	"github.com/sluice-serving/sluice/internal/engine"
 	"github.com/sluice-serving/sluice/internal/openai"
@@ -25,7 +27,8 @@ type answer struct {
 	stop    any // nil, a token id or a string
 	refusal scheduler.Refusal
 	params  any
-	kept    int // tokens that stay cached
+	kept    int       // tokens that stay cached
+	until   time.Time // as long as that is promised; zero if it is not
 	err     error
 }
 
@@ -72,7 +75,7 @@ func (a *answer) next(ctx context.Context) (piece, error) {
 
 // end takes the last delta in and returns the text that was still held.
 func (a *answer) end(d engine.Delta) string {
-	a.done, a.params, a.kept, a.refusal = true, d.Params, d.Resident, d.Refusal
+	a.done, a.params, a.kept, a.until, a.refusal = true, d.Params, d.Resident, d.ResidentUntil, d.Refusal
 	if a.finish != "" {
 		return "" // by a stop string
 	}
@@ -119,6 +122,9 @@ func (a *answer) transfer(resident bool) json.RawMessage {
 	if resident && a.done && a.output > 0 {
 		n, _ := json.Marshal(a.kept)
 		members["resident_tokens"] = n
+		if !a.until.IsZero() {
+			members["resident_until_ms"] = strconv.AppendInt(nil, a.until.UnixMilli(), 10)
+		}
 	}
 	if len(members) == 0 {
 		return nil
