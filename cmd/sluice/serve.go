@@ -19,23 +19,24 @@ const deviceLost = 75
 
 func newServeCmd() *cobra.Command {
 	var (
-		cfg                                              engine.Config
-		run                                              server.RunOptions
-		transfer, additional, refusal, graphMode, policy string
-		prefix, noPrefix, async, noAsync, noise          bool
-		level                                            slog.Level
+		cfg                                                          engine.Config
+		run                                                          server.RunOptions
+		transfer, additional, refusal, graphMode, policy, generation string
+		prefix, noPrefix, async, noAsync, noise                      bool
+		level                                                        slog.Level
 	)
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve a model over the OpenAI HTTP interface",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var errs [5]error
+			var errs [6]error
 			cfg.KVTransfer, errs[0] = engine.ParseKVTransfer(transfer)
 			cfg.Additional, errs[1] = engine.ParseAdditional(additional)
 			cfg.AppendRefusal, errs[2] = engine.ParseAppendRefusal(refusal)
 			cfg.GraphMode, errs[3] = graphs.ParseModeConfig(graphMode)
 			cfg.GraphPolicy, errs[4] = graphs.ParsePolicy(policy)
+			cfg.Generation, errs[5] = engine.ParseGeneration(generation)
 			if err := errors.Join(errs[:]...); err != nil {
 				return err
 			}
@@ -58,6 +59,7 @@ func newServeCmd() *cobra.Command {
 	f.IntVar(&run.Port, "port", 8000, "port to listen on; 0: any free one")
 	f.StringVar(&cfg.Model, "model", "builtin", "model to serve: builtin, random:qwen3-0.6b, random:llama3-8b, random:tiny, or the folder of a checkpoint")
 	f.StringVar(&cfg.ServedModelName, "served-model-name", "", "name that requests use (default the model's)")
+	f.StringVar(&generation, "override-generation-config", "", "JSON object: sampling parameters of requests that name none (temperature, top_k, top_p, min_p, repetition_penalty), over the model's own")
 	f.StringVar(&cfg.Device, "device", "host", "device to run on: host, ascend or cuda, with :n for another than the first")
 	f.StringVar(&cfg.DType, "dtype", "auto", "storage of weights, activations and KV: float32, bfloat16; auto: float32 on the host, else bfloat16")
 	f.IntVar(&cfg.DeviceWorkers, "device-workers", 0, "CPU cores per operation of the host device; 0: all")

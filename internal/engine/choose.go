@@ -43,3 +43,7 @@ func RandomSeed() uint64 {
 	rand.Read(b[:]) // never fails
 	return binary.LittleEndian.Uint64(b[:])
 }
+
+// Defaults are the sampling parameters of requests that name none: the model's,
+// and what Config.Generation changes of them.
+func (e *Engine) Defaults() sample.Defaults { return e.model.defaults.With(e.cfg.Generation) }

@@ -14,17 +14,19 @@ import (
 	"github.com/sluice-serving/sluice/ascendrt/backends"
 	"github.com/sluice-serving/sluice/graphs"
 	"github.com/sluice-serving/sluice/internal/engine/model"
+	"github.com/sluice-serving/sluice/internal/engine/sample"
 	"github.com/sluice-serving/sluice/kvcache"
 )
 
 // Config is what an operator can choose. The zero value of a field means the
 // default that its comment names.
 type Config struct {
-	Model           string // "builtin", the default: the model that the binary carries; "random:" and a shape; or a checkpoint's folder
-	ServedModelName string // the name that requests use; default Model
-	Device          string // "host", the default, "ascend" or "cuda", with ":n" for another ordinal than 0
-	DType           string // "float32" or "bfloat16"; "auto", the default: float32 on the host, bfloat16 elsewhere
-	DeviceWorkers   int    // CPU cores per operation of the host device; default all
+	Model           string          // "builtin", the default: the model that the binary carries; "random:" and a shape; or a checkpoint's folder
+	ServedModelName string          // the name that requests use; default Model
+	Generation      sample.Defaults // of requests that name none, over the model's own
+	Device          string          // "host", the default, "ascend" or "cuda", with ":n" for another ordinal than 0
+	DType           string          // "float32" or "bfloat16"; "auto", the default: float32 on the host, bfloat16 elsewhere
+	DeviceWorkers   int             // CPU cores per operation of the host device; default all
 
 	BlockSize    int     // tokens per KV block; default 16, on Ascend 128
 	KVBlocks     int     // blocks per rank besides the null block; default 2,048 on the host, elsewhere what fits the device's free memory
@@ -119,6 +121,14 @@ const (
 	AppendPlain   AppendProfile = "plain"
 	AppendGuarded AppendProfile = "guarded"
 )
+
+// ParseGeneration reads the value of --override-generation-config. Unknown
+// members are errors.
+func ParseGeneration(s string) (sample.Defaults, error) {
+	var d sample.Defaults
+	err := parseStrict("override-generation-config", s, &d)
+	return d, err
+}
 
 // ParseAdditional reads the value of --additional-config. Unknown members are errors.
 func ParseAdditional(s string) (Additional, error) {
@@ -249,6 +259,9 @@ func (c *choices) validate() error {
 	}
 	if err := d.KVTransfer.validate(); err != nil {
 		errs = append(errs, err)
+	}
+	if err := d.Generation.Validate(); err != nil {
+		errs = append(errs, fmt.Errorf("override-generation-config: %w", err))
 	}
 	errs = append(errs, d.Additional.Scheduler.AppendGuards.validate(&d.Config)...)
 	errs = append(errs, d.foreign()...)

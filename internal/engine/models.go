@@ -3,10 +3,12 @@ package engine
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"strings"
 
 	"github.com/sluice-serving/sluice/internal/engine/model"
+	"github.com/sluice-serving/sluice/internal/engine/sample"
 	"github.com/sluice-serving/sluice/internal/engine/tokenizer"
 	"github.com/sluice-serving/sluice/scheduler"
 )
@@ -16,6 +18,7 @@ type loadedModel struct {
 	config      model.Config
 	source      model.Source
 	eos         []scheduler.Token
+	defaults    sample.Defaults
 	text        bool          // it has a tokenizer here; else prompts and answers are token ids
 	fingerprint func() string // a digest of the weights: engines whose digests differ do not read each other's KV
 	close       func() error  // releases the source; the executors have the weights then
@@ -30,7 +33,7 @@ func loadModel(name string) (*loadedModel, error) {
 	if name == "builtin" {
 		return &loadedModel{
 			config: builtinModel, source: builtinWeights(), eos: []scheduler.Token{tokenizer.EOS}, text: true,
-			fingerprint: fingerprint, close: func() error { return nil },
+			defaults: sample.GreedyDefaults(), fingerprint: fingerprint, close: func() error { return nil },
 		}, nil
 	}
 	if shape, ok := strings.CutPrefix(name, randomPrefix); ok {
@@ -39,7 +42,7 @@ func loadModel(name string) (*loadedModel, error) {
 			return nil, err
 		}
 		return &loadedModel{
-			config: c, source: model.Random{Config: c, Seed: builtinSeed}, close: func() error { return nil },
+			config: c, source: model.Random{Config: c, Seed: builtinSeed}, defaults: sample.GreedyDefaults(), close: func() error { return nil },
 			fingerprint: func() string { return fmt.Sprintf("%s%s:%d", randomPrefix, shape, builtinSeed) },
 		}, nil
 	}
@@ -48,6 +51,9 @@ func loadModel(name string) (*loadedModel, error) {
 		return nil, fmt.Errorf("model %q: %w", name, err)
 	}
 	m := &loadedModel{config: k.Config, source: k, close: k.Close}
+	if m.defaults, err = sample.ReadDefaults(name); err != nil {
+		return nil, errors.Join(fmt.Errorf("model %q: %w", name, err), k.Close())
+	}
 	for _, id := range k.EOS {
 		m.eos = append(m.eos, scheduler.Token(id))
 	}

@@ -25,13 +25,19 @@ type Sampling struct {
 	Temperature         *float64 `json:"temperature,omitempty"`
 	TopP                *float64 `json:"top_p,omitempty"`
 	TopK                *int     `json:"top_k,omitempty"`
+	MinP                *float64 `json:"min_p,omitempty"`
+	PresencePenalty     *float64 `json:"presence_penalty,omitempty"`
+	FrequencyPenalty    *float64 `json:"frequency_penalty,omitempty"`
+	RepetitionPenalty   *float64 `json:"repetition_penalty,omitempty"`
 	Seed                *int64   `json:"seed,omitempty"`
 	N                   *int     `json:"n,omitempty"`
 	Stop                Strings  `json:"stop,omitempty"`
 	StopTokenIDs        []int32  `json:"stop_token_ids,omitempty"`
 	IgnoreEOS           bool     `json:"ignore_eos,omitempty"`
-	PromptLogprobs      *int     `json:"prompt_logprobs,omitempty"`
-	ReturnTokenIDs      bool     `json:"return_token_ids,omitempty"`
+	// LogitBias is added to the logits of token ids, which are written in decimal.
+	LogitBias      map[string]float64 `json:"logit_bias,omitempty"`
+	PromptLogprobs *int               `json:"prompt_logprobs,omitempty"`
+	ReturnTokenIDs bool               `json:"return_token_ids,omitempty"`
 }
 
 // OutputLimit is the number of output tokens that the request allows:

@@ -74,6 +74,34 @@ type CompletionChoice struct {
 	PromptTokenIDs []int32         `json:"prompt_token_ids,omitempty"`
 }
 
+// CompletionLogprobs is the logprobs member of a completion's choice. Its lists
+// have an entry per token; TopLogprobs has the chosen token besides the most
+// likely ones.
+type CompletionLogprobs struct {
+	Tokens        []string             `json:"tokens"`
+	TokenLogprobs []float64            `json:"token_logprobs"`
+	TopLogprobs   []map[string]float64 `json:"top_logprobs"`
+	TextOffset    []int                `json:"text_offset"` // characters
+}
+
+// ChatLogprobs is the logprobs member of a chat completion's choice.
+type ChatLogprobs struct {
+	Content []ChatLogprob `json:"content"`
+}
+
+// ChatLogprob is one token of a message, with the most likely ones at its place.
+type ChatLogprob struct {
+	TokenLogprob
+	TopLogprobs []TokenLogprob `json:"top_logprobs"`
+}
+
+// TokenLogprob is a token and the logarithm of its probability.
+type TokenLogprob struct {
+	Token   string  `json:"token"`
+	Logprob float64 `json:"logprob"`
+	Bytes   []int   `json:"bytes"` // of its text
+}
+
 // ChatResponse answers POST /v1/chat/completions without streaming.
 type ChatResponse struct {
 	ID               string          `json:"id"`

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sluice-serving/sluice/internal/engine"
+	"github.com/sluice-serving/sluice/internal/engine/sample"
 	"github.com/sluice-serving/sluice/internal/openai"
 	"github.com/sluice-serving/sluice/scheduler"
 )
@@ -20,6 +21,7 @@ type answer struct {
 	text   text
 
 	output  int    // tokens of the answer
+	offset  int    // characters of the answer whose log probabilities are out
 	cached  int    // tokens of the prompt that were not computed
 	seen    counts // as of the last piece that was used
 	done    bool
@@ -40,6 +42,7 @@ type piece struct {
 	of     *answer
 	text   string
 	tokens []scheduler.Token
+	probs  []sample.Logprobs // of tokens, where they are asked for
 }
 
 // next waits for more. After the last piece done is set; err of the answer is
@@ -56,6 +59,7 @@ func (a *answer) next(ctx context.Context) (piece, error) {
 			text, used, hit := a.text.push(d.Tokens)
 			p.text += text
 			p.tokens = append(p.tokens, d.Tokens[:used]...)
+			p.probs = append(p.probs, d.Logprobs[:min(used, len(d.Logprobs))]...)
 			a.output += used
 			if hit != "" {
 				a.finish, a.stop = openai.FinishStop, hit

@@ -12,6 +12,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/sluice-serving/sluice/internal/engine"
+	"github.com/sluice-serving/sluice/internal/engine/sample"
 	"github.com/sluice-serving/sluice/internal/engine/tokenizer"
 	"github.com/sluice-serving/sluice/internal/openai"
 	"github.com/sluice-serving/sluice/scheduler"
@@ -37,6 +38,7 @@ type call struct {
 	params   json.RawMessage // kv_transfer_params as they came
 	stops    []string
 	min      int // tokens before stop strings count
+	sampling sample.Params
 
 	perPrompt int   // choices per prompt
 	lengths   []int // tokens of each choice's prompt
@@ -87,15 +89,17 @@ func (s *Server) readCompletion(w http.ResponseWriter, r *http.Request) (*call, 
 	}
 	c := &call{stream: q.Stream, noise: noise, params: q.KVTransferParams}
 	c.streamOptions(q.StreamOptions)
-	if e := s.common(c, r, q.Model, &q.Sampling, &q.Routing); e != nil {
+	a := alternatives{param: "logprobs"}
+	if q.Logprobs != nil {
+		a.on, a.top = true, *q.Logprobs
+	}
+	if e := s.common(c, r, q.Model, &q.Sampling, &q.Routing, a); e != nil {
 		return c, e
 	}
 	c.answerID = "cmpl-" + c.id
 	switch {
 	case q.Echo:
 		return c, openai.BadRequest("echo", "echo is not supported by this model")
-	case q.Logprobs != nil:
-		return c, openai.BadRequest("logprobs", "logprobs are not supported by this model")
 	case q.Suffix != "":
 		return c, openai.BadRequest("suffix", "suffix is not supported by this model")
 	case q.Prompt.Len() == 0:
@@ -134,13 +138,17 @@ func (s *Server) readChat(w http.ResponseWriter, r *http.Request) (*call, *opena
 	}
 	c := &call{chat: true, stream: q.Stream, noise: noise, params: q.KVTransferParams}
 	c.streamOptions(q.StreamOptions)
-	if e := s.common(c, r, q.Model, &q.Sampling, &q.Routing); e != nil {
+	a := alternatives{on: q.Logprobs, param: "top_logprobs"}
+	if q.TopLogprobs != nil {
+		a.top = *q.TopLogprobs
+	}
+	if e := s.common(c, r, q.Model, &q.Sampling, &q.Routing, a); e != nil {
 		return c, e
 	}
 	c.answerID = "chatcmpl-" + c.id
 	switch {
-	case q.Logprobs || q.TopLogprobs != nil:
-		return c, openai.BadRequest("logprobs", "logprobs are not supported by this model")
+	case a.top > 0 && !a.on:
+		return c, openai.BadRequest("top_logprobs", "top_logprobs is %d, but logprobs is not set", a.top)
 	case q.Echo:
 		return c, openai.BadRequest("echo", "echo is not supported by this model")
 	case q.AddGenerationPrompt != nil && !*q.AddGenerationPrompt:
@@ -169,7 +177,7 @@ func (c *call) streamOptions(o *openai.StreamOptions) {
 }
 
 // common checks what both kinds share and does not depend on the prompt.
-func (s *Server) common(c *call, r *http.Request, model string, q *openai.Sampling, route *openai.Routing) *openai.Error {
+func (s *Server) common(c *call, r *http.Request, model string, q *openai.Sampling, route *openai.Routing, a alternatives) *openai.Error {
 	c.id = r.Header.Get("X-Request-Id")
 	if c.id == "" {
 		c.id = route.RequestID
@@ -197,22 +205,13 @@ func (s *Server) common(c *call, r *http.Request, model string, q *openai.Sampli
 			return openai.BadRequest("stop", "a stop string must have 1 to %d bytes", maxStopText)
 		}
 	}
-	within := func(param string, v *float64, lo, hi float64) *openai.Error {
-		if v != nil && !(*v >= lo && *v <= hi) {
-			return openai.BadRequest(param, "%s is %v, must be within %v to %v", param, *v, lo, hi)
-		}
-		return nil
+	var e *openai.Error
+	if c.sampling, e = s.sampling(q, a); e != nil {
+		return e
 	}
-	for _, e := range []*openai.Error{
-		within("temperature", q.Temperature, 0, 2), within("top_p", q.TopP, 0, 1), within("cache_hit_threshold", route.CacheHitThreshold, 0, 1),
-	} {
-		if e != nil {
-			return e
-		}
-	}
-	switch {
-	case q.TopK != nil && *q.TopK < -1:
-		return openai.BadRequest("top_k", "top_k is %d, must be -1 or more", *q.TopK)
+	switch t := route.CacheHitThreshold; {
+	case t != nil && !(*t >= 0 && *t <= 1):
+		return openai.BadRequest("cache_hit_threshold", "cache_hit_threshold is %v, must be within 0 to 1", *t)
 	case q.PromptLogprobs != nil:
 		return openai.BadRequest("prompt_logprobs", "prompt_logprobs are not supported by this model")
 	case q.N != nil && *q.N < 1:
@@ -272,12 +271,14 @@ func (s *Server) choices(c *call, prompts [][]scheduler.Token, q *openai.Samplin
 		if q.MinTokens > most {
 			return openai.BadRequest("min_tokens", "min_tokens is %d, more than max_tokens %d", q.MinTokens, most)
 		}
-		for range n {
+		for i := range n {
+			sampling := c.sampling
+			sampling.Seed += uint64(i) // as vLLM seeds the answers to one prompt
 			c.lengths = append(c.lengths, len(p))
 			c.choices = append(c.choices, engine.Request{
 				ID: c.answerID, TraceID: c.id,
 				Prompt: append([]scheduler.Token(nil), p...), MaxTokens: most, MinTokens: q.MinTokens,
-				StopIDs: stopIDs, IgnoreEOS: q.IgnoreEOS, Salt: route.CacheSalt, Priority: route.Priority,
+				StopIDs: stopIDs, Sampling: sampling, IgnoreEOS: q.IgnoreEOS, Salt: route.CacheSalt, Priority: route.Priority,
 				Append: c.attempt, Params: params.Raw, Threshold: route.CacheHitThreshold,
 				Noise: c.noise,
 			})

@@ -19,7 +19,7 @@ func (s *Server) relay(w http.ResponseWriter, r *http.Request, c *call, answers 
 		if failed = s.failed(p.of); failed != nil {
 			return false
 		}
-		if p.text == "" && !p.of.done && !(c.tokenIDs && len(p.tokens) > 0) {
+		if p.text == "" && !p.of.done && !(c.tokenIDs && len(p.tokens) > 0) && len(p.probs) == 0 {
 			return true // nothing to show yet
 		}
 		var usage *openai.Usage
@@ -59,7 +59,7 @@ func (s *Server) relay(w http.ResponseWriter, r *http.Request, c *call, answers 
 }
 
 func (s *Server) completionChunk(c *call, p piece, created int64, usage *openai.Usage, first bool) any {
-	choice := openai.CompletionChoice{Index: p.of.index, Text: p.text}
+	choice := openai.CompletionChoice{Index: p.of.index, Text: p.text, Logprobs: s.completionLogprobs(p.probs, &p.of.offset)}
 	if c.tokenIDs {
 		choice.TokenIDs = ids(p.tokens)
 		if first {
@@ -94,7 +94,7 @@ func (s *Server) chatChunks(c *call, p piece, created int64, usage *openai.Usage
 		}
 		events = append(events, open)
 	}
-	choice := openai.ChatChunkChoice{Delta: openai.Delta{Content: &p.text}}
+	choice := openai.ChatChunkChoice{Delta: openai.Delta{Content: &p.text}, Logprobs: s.chatLogprobs(p.probs)}
 	if c.tokenIDs {
 		choice.TokenIDs = ids(p.tokens)
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-serving/sluice/internal/engine/sample"
 	"github.com/sluice-serving/sluice/internal/openai"
 	"github.com/sluice-serving/sluice/scheduler"
 )
@@ -13,12 +14,14 @@ import (
 func (s *Server) gather(w http.ResponseWriter, r *http.Request, c *call, answers []*answer) {
 	texts := make([]strings.Builder, len(answers))
 	tokens := make([][]scheduler.Token, len(answers))
+	probs := make([][]sample.Logprobs, len(answers))
 	var failed *openai.Error
 	err := pieces(r.Context(), answers, func(p piece) bool {
 		texts[p.of.index].WriteString(p.text)
 		if c.tokenIDs {
 			tokens[p.of.index] = append(tokens[p.of.index], p.tokens...)
 		}
+		probs[p.of.index] = append(probs[p.of.index], p.probs...)
 		failed = s.failed(p.of)
 		return failed == nil
 	})
@@ -35,7 +38,7 @@ func (s *Server) gather(w http.ResponseWriter, r *http.Request, c *call, answers
 		for i, a := range answers {
 			choice := openai.ChatChoice{
 				Index: i, Message: openai.AnswerMessage{Role: "assistant", Content: texts[i].String()},
-				FinishReason: optional(a.finish), StopReason: a.stop,
+				FinishReason: optional(a.finish), StopReason: a.stop, Logprobs: s.chatLogprobs(probs[i]),
 			}
 			if c.tokenIDs {
 				choice.TokenIDs, out.PromptTokenIDs = ids(tokens[i]), ids(a.prompt)
@@ -48,7 +51,9 @@ func (s *Server) gather(w http.ResponseWriter, r *http.Request, c *call, answers
 	}
 	out := openai.CompletionResponse{ID: c.answerID, Object: openai.ObjectCompletion, Created: time.Now().Unix(), Model: c.model, Usage: u}
 	for i, a := range answers {
-		choice := openai.CompletionChoice{Index: i, Text: texts[i].String(), FinishReason: optional(a.finish), StopReason: a.stop}
+		choice := openai.CompletionChoice{
+			Index: i, Text: texts[i].String(), FinishReason: optional(a.finish), StopReason: a.stop, Logprobs: s.completionLogprobs(probs[i], &a.offset),
+		}
 		if c.tokenIDs {
 			choice.TokenIDs, choice.PromptTokenIDs = ids(tokens[i]), ids(a.prompt)
 		}
