@@ -61,7 +61,11 @@ func readStreams(t *testing.T) map[string]string {
 	return out
 }
 
-type script struct{ r *rig }
+type script struct {
+	r *rig
+	// disguise changes what the script asks for, if it is set.
+	disguise func(*scheduler.Config, *scheduler.Request)
+}
 
 func (sc *script) run(t *testing.T, d *datadriven.TestData) string {
 	out, err := sc.do(t, d)
@@ -86,6 +90,9 @@ func (sc *script) do(t *testing.T, d *datadriven.TestData) (string, error) {
 	switch d.Cmd {
 	case "add":
 		req, kv := parseRequest(t, d, name)
+		if sc.disguise != nil {
+			sc.disguise(nil, &req)
+		}
 		return "", r.add(req, kv)
 	case "step":
 		var b strings.Builder
@@ -297,6 +304,9 @@ func (sc *script) open(t *testing.T, d *datadriven.TestData) error {
 		default:
 			return fmt.Errorf("unknown key %q", a.Key)
 		}
+	}
+	if sc.disguise != nil {
+		sc.disguise(&c.Config, nil)
 	}
 	r, err := newRig(c)
 	if err != nil {
