@@ -51,6 +51,7 @@ type FilePool struct {
 	Pool      string     `yaml:"pool,omitempty"` // name; empty for the default pool
 	Backend   string     `yaml:"backend,omitempty"`
 	Mode      string     `yaml:"mode,omitempty"` // pull or push
+	Both      bool       `yaml:"bidirectional_kv_xfer,omitempty"`
 	Instances []FileNode `yaml:"instances"`
 	Ranks     int        `yaml:"ranks,omitempty"` // of instances that name none
 
@@ -340,6 +341,7 @@ func (p FilePool) backend() (Backend, error) {
 	default:
 		errs = append(errs, fmt.Errorf("mode %q: give pull or push", p.Mode))
 	}
+	b.Bidirectional = p.Both
 	set(&b.Continue, p.Continue)
 	set(&b.ContinueBroken, p.Broken)
 	if g := p.Guard; g != nil {
@@ -457,7 +459,7 @@ func filePool(name string, b Backend) (FilePool, error) {
 		Guard:    &FileGuard{&b.Guard.MaxSuffixTokens, &b.Guard.MaxAppendTokensInFlight, &b.Guard.MaxLocalAttempts, &pace, &b.Guard.RequireResident},
 		Refusals: []FileRefusal{}, Continue: &b.Continue, Broken: &b.ContinueBroken,
 	}
-	pool.Mode = "pull"
+	pool.Mode, pool.Both = "pull", b.Bidirectional
 	if b.Push {
 		pool.Mode = "push"
 	}

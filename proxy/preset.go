@@ -37,6 +37,10 @@ type Backend struct {
 	// Push is the mode in which the Decoder is asked first and the Prefiller
 	// pushes the KV into its blocks.
 	Push bool
+	// Bidirectional keeps the names of the blocks that a Decoder holds after a
+	// turn, and gives them to whoever computes the next turn elsewhere. The
+	// engines have a switch of the same name.
+	Bidirectional bool
 	// Continue asks the Decoders for token ids, so that an answer which one gives
 	// up to make room is continued from exactly the tokens that the client has.
 	Continue bool

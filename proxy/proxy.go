@@ -42,6 +42,7 @@ type Proxy struct {
 	try     bool // follow-ups of unknown sessions are attempted
 	gate    *gate
 	pushes  pushes
+	kept    keptTurns
 	last    decisions
 	full    sync.Map // share of FULL graph steps by Decoder address, as scraped
 	started time.Time

@@ -75,6 +75,8 @@ type exchange struct {
 	legsD    int    // decode legs sent so far
 	pushP    string // Prefiller of the leg in push mode; guarded by the proxy's lock
 	pushLegs []LegTrace
+	before   *kept  // of the session's last turn, to be read back
+	lastTurn *kept  // of this turn
 	respID   []byte // client-visible response id as a JSON string
 }
 
@@ -150,6 +152,7 @@ func (x *exchange) run(d route.Decision) {
 		x.line.FellMillis = millis(took)
 		x.p.metrics.fallback.Observe(took.Seconds())
 	}
+	x.takeTurn()
 	x.rounds()
 	x.goOn()
 }
@@ -347,6 +350,7 @@ func (x *exchange) finish() {
 	}
 	x.dropBody()
 	now := time.Now()
+	x.keepAtEnd(now)
 	x.p.mu.Lock()
 	stopped := x.p.router.Finish(now, x.turn, x.outcome)
 	if x.pushP != "" {

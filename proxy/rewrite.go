@@ -64,6 +64,7 @@ func (r *relay) rewrite(dst []byte, f features, usage bool) []byte {
 	}
 	if raw := r.object.Raw("kv_transfer_params"); raw != nil {
 		r.resident(raw)
+		x.keep(r.c.target.Decoder, raw)
 		edits[n] = splice.Delete("kv_transfer_params")
 		n++
 	}
@@ -119,6 +120,7 @@ func (r *relay) typed(edits []splice.Edit, f features) int {
 	n := 0
 	if raw := o.Raw("kv_transfer_params"); raw != nil {
 		r.resident(raw)
+		r.x.keep(r.c.target.Decoder, raw)
 		changes[n] = splice.Delete("kv_transfer_params")
 		n++
 	}

@@ -88,8 +88,12 @@ func (x *exchange) round() (res result, tried bool) {
 		}
 		return res, true
 	}
+	if res, ok := x.move(target); ok {
+		return res, true
+	}
 	params, cached, res := x.prefill(addr, target.Decoder)
 	if res.verdict != served {
+		x.before = nil // it may be what failed
 		if res.verdict == failed {
 			x.exclude(addr)
 		}
@@ -143,7 +147,7 @@ var (
 // answer may want members of its own in the leg.
 func (x *exchange) prefill(addr, decoder string) (params json.RawMessage, cached int, res result) {
 	x.legsP++
-	edits := []splice.Edit{splice.Set("kv_transfer_params", remoteDecode)}
+	edits := []splice.Edit{splice.Set("kv_transfer_params", x.computes())}
 	extra := x.p.backend(decoder).PrefillMembers
 	for _, key := range sortedKeys(extra) {
 		edits = append(edits, splice.Set(key, extra[key]))

@@ -65,7 +65,7 @@ type proxyFlags struct {
 	backend, mode                  string
 	suffix, appendTokens, attempts int
 	tpot                           time.Duration
-	continued                      bool
+	both, continued                bool
 	retryDelay, waitInterval       float64 // seconds
 	config                         string
 	check                          bool
@@ -152,6 +152,7 @@ func (f *proxyFlags) define(fs *pflag.FlagSet) {
 	fs.IntVar(&f.appendTokens, "max-append-tokens-in-flight", -1, "predicted suffix tokens attempted at a time per rank; 0 is no bound, -1 the preset's")
 	fs.IntVar(&f.attempts, "max-local-attempts", -1, "attempts at a time per rank; 0 is no bound, -1 the preset's")
 	fs.DurationVar(&f.tpot, "tpot-target", 0, "time per output token of a rank's streams above which nothing is attempted there; 0 is none")
+	fs.BoolVar(&f.both, "bidirectional-kv-xfer", false, "have the next turn's prompt read back from the Decoder that kept the last one's blocks")
 	fs.BoolVar(&f.continued, "continue-recomputed", false, "continue answers that a Decoder gives up, from their token ids")
 	fs.StringSliceVar(&f.Sessions.Sources, "session-sources", f.Sessions.Sources, "places that name a session, in order (default X-Session-ID,conversation_id)")
 	fs.StringVar(&f.Sessions.Placement, "placement", f.Sessions.Placement, "where sessions without an owner go: load, hash or room (default load)")
@@ -244,6 +245,9 @@ func (f *proxyFlags) pool(p *proxy.FilePool) {
 	}
 	if f.set.Changed("tpot-target") {
 		guard().TPOTTarget = (*proxy.Duration)(&f.tpot)
+	}
+	if f.set.Changed("bidirectional-kv-xfer") {
+		p.Both = f.both
 	}
 	if f.set.Changed("continue-recomputed") {
 		p.Continue = &f.continued
