@@ -92,6 +92,8 @@ func (r *runner) checkArm(a *Arm) {
 // Prefiller's queue and the time to the first token fell.
 func (r *runner) checkFeature(base, a *Arm) {
 	followUps := r.report.Workload.FollowUps
+	r.verify("one after the other", base.Started < base.Ended && base.Ended <= a.Started && a.Started < a.Ended,
+		"%s from %.1f s to %.1f s, %s from %.1f s to %.1f s", base.Name, base.Started, base.Ended, a.Name, a.Started, a.Ended)
 	r.verify("hits and fallbacks", a.Hits+a.Fallbacks == followUps, "%d + %d of %d follow-ups", a.Hits, a.Fallbacks, followUps)
 	r.verify("hit share", float64(a.Hits) >= r.p.HitShare*float64(followUps), "%d of %d follow-ups, at least %.0f %%", a.Hits, followUps, 100*r.p.HitShare)
 	r.verify("fallbacks", a.Fallbacks >= r.p.MinFallbacks, "%d, at least %d", a.Fallbacks, r.p.MinFallbacks)

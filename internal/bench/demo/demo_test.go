@@ -34,7 +34,7 @@ func good(t *testing.T) *runner {
 	}
 	for i, a := range arms {
 		arm := Arm{
-			Name: a.name, Title: a.title, WorkloadHash: w.Hash(), Correct: 8, SameAsBaseline: 8, QueuePeak: 9, Steps: 100, FullShare: 0.9,
+			Name: a.name, Title: a.title, Started: float64(10 * i), Ended: float64(10*i + 10), WorkloadHash: w.Hash(), Correct: 8, SameAsBaseline: 8, QueuePeak: 9, Steps: 100, FullShare: 0.9,
 			NonFull: map[string]int{"prefill_row": 10}, KVBlocks: 3, KVBytes: 300, CountedBlocks: 3, CountedBytes: 300,
 			Summary: measure.Summary{Requests: 8, Valid: 8, TTFT: measure.Spread{P50: 4, P95: 8}},
 		}
@@ -65,6 +65,7 @@ func TestEveryCheckCanFail(t *testing.T) {
 		"append: joined traces":    func(_ *runner, a *Arm) { a.problems = []string{"s000-t1: the hit read 3 blocks"} },
 		"append: KV bytes":         func(_ *runner, a *Arm) { a.CountedBytes++ },
 		"append: nothing held":     func(_ *runner, a *Arm) { a.HeldAfter = 1 },
+		"one after the other":      func(r *runner, a *Arm) { a.Started = r.report.Arms[baseline].Ended - 0.001 },
 		"hits and fallbacks":       func(_ *runner, a *Arm) { a.Hits = 1 },
 		"hit share":                func(r *runner, _ *Arm) { r.p.HitShare = 0.6 },
 		"fallbacks":                func(r *runner, _ *Arm) { r.p.MinFallbacks = 3 },

@@ -70,6 +70,8 @@ type Arm struct {
 	PrefillerReuse  string          `json:"prefiller_prefix_reuse"`
 	CacheSalt       string          `json:"cache_salt"`
 	WorkloadHash    string          `json:"workload_sha256"`
+	Started         float64         `json:"started_s"` // since the run began
+	Ended           float64         `json:"ended_s"`   // its last block is let go
 	Summary         measure.Summary `json:"summary"`
 	Correct         int             `json:"answer_correct"`
 	SameAsBaseline  int             `json:"same_as_baseline"`

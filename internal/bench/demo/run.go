@@ -32,6 +32,7 @@ const (
 type runner struct {
 	p      *Params
 	out    io.Writer
+	began  time.Time
 	sup    *up.Supervisor
 	client *http.Client
 	w      *workload.Workload
@@ -73,7 +74,7 @@ func Run(ctx context.Context, p Params, out io.Writer) (report *Report, err erro
 	client := load.NewHTTPClient()
 	defer client.CloseIdleConnections()
 
-	r := &runner{p: &p, out: out, sup: sup, client: client, w: w, report: &Report{Workload: WorkloadInfo{
+	r := &runner{p: &p, out: out, began: start, sup: sup, client: client, w: w, report: &Report{Workload: WorkloadInfo{
 		Hash: w.Hash(), Seed: w.Seed, Sessions: len(w.Sessions), Requests: w.Requests(), FollowUps: w.FollowUps(), Window: w.ArrivalWindow().Seconds(),
 	}}}
 	group, ctx := errgroup.WithContext(ctx)
@@ -252,6 +253,7 @@ func (r *runner) arm(ctx context.Context, a *arm) error {
 			return err
 		}
 		bar := progress.Start(r.out, "arm: "+a.title)
+		result.Started = time.Since(r.began).Seconds()
 		peak, err := r.replay(ctx, url, &result, bar)
 		if err != nil {
 			return err
@@ -262,6 +264,7 @@ func (r *runner) arm(ctx context.Context, a *arm) error {
 		if err != nil {
 			return err
 		}
+		result.Ended = time.Since(r.began).Seconds()
 		result.count(before, after)
 		return nil
 	})

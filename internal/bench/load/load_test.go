@@ -135,6 +135,11 @@ func TestLaterTurnsCarryTheRepliesThatCame(t *testing.T) {
 	require.Len(t, records, 3)
 	require.Equal(t, Progress{Total: 3, Sent: 3, Done: 3}, last)
 
+	for i := range f.chats {
+		limit, named := f.chats[i].OutputLimit()
+		require.True(t, named)
+		require.Equal(t, 5, limit, "the turn's own limit")
+	}
 	third := f.chats[2]
 	var roles []string
 	for _, m := range third.Messages {
@@ -303,4 +308,25 @@ func TestFirstModel(t *testing.T) {
 	server.URL = broken.URL
 	_, err = server.FirstModel(t.Context())
 	require.ErrorContains(t, err, "serves none")
+}
+
+// Turns that say how much of the prompt before them stays are sent as they say,
+// whatever the replies were.
+func TestWholePromptsAreSentAsTheyAre(t *testing.T) {
+	f := &fake{} // without token ids in its answers: nobody needs them
+	server := f.start(t)
+	keep := func(n int) *int { return &n }
+	w := &workload.Workload{Version: workload.Version, Sessions: []workload.Session{{ID: "child", Parent: "main", Turns: []workload.Turn{
+		{Keep: keep(0), Tokens: []int32{1, 2, 3}, MaxTokens: 2},
+		{Keep: keep(3), Tokens: []int32{4}, MaxTokens: 2},
+		{Keep: keep(2), MaxTokens: 2},
+		{Keep: keep(1), Tokens: []int32{9, 9}, MaxTokens: 2},
+	}}}}
+	records, err := Run(t.Context(), w, Config{Server: server, Endpoint: Completions, Prefix: "run-"})
+	require.NoError(t, err)
+	for i := range records {
+		require.Empty(t, records[i].Error)
+	}
+	require.Equal(t, [][]int32{{1, 2, 3}, {1, 2, 3, 4}, {1, 2}, {1, 9, 9}}, f.prompts)
+	require.Equal(t, "run-main", f.headers[0].Get("X-Parent-Session-ID"))
 }
