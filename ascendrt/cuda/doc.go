@@ -21,7 +21,7 @@
 // NVRTC at the first Plan and kept in a disk cache, keyed by source, options,
 // architecture and compiler version. They compute the bits of docs/numerics.md;
 // a matmul planned with SumFree goes to cuBLASLt instead. The fused operations and
-// attention with SumFree are those of fused.cu, for tensor cores of compute
+// attention with SumFree are those of the folder fused, for tensor cores of compute
 // capability 9.0: their launches overlap, and products of more tokens than their
 // kernels take go to cuBLASLt.
 //

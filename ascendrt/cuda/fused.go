@@ -3,7 +3,7 @@
 package cuda
 
 import (
-	_ "embed"
+	"embed"
 	"fmt"
 	wordbits "math/bits"
 	"slices"
@@ -13,10 +13,24 @@ import (
 	"github.com/sluice-serving/sluice/ascendrt"
 )
 
-//go:embed fused.cu
-var fusedSource string
+//go:embed fused/*.cu
+var fusedFiles embed.FS
 
-// fused are the modules of fused.cu: one per group of kernels, compiled when an
+// fusedSource is one program of all files, which use what stands before them;
+// entries.cu makes the kernels of a group.
+var fusedSource = sync.OnceValue(func() []byte {
+	var all []byte
+	for _, name := range []string{"common", "linear", "rows", "attention", "pick", "entries"} {
+		part, err := fusedFiles.ReadFile("fused/" + name + ".cu")
+		if err != nil {
+			panic(err) // the name is one of the embedded files
+		}
+		all = append(all, part...)
+	}
+	return all
+})
+
+// fused are the modules of the fused kernels: one per group, compiled when an
 // operation needs it.
 type fused struct {
 	mu     sync.Mutex
@@ -53,7 +67,7 @@ func (d *device) fast(fn string, group ...string) (*kernel, error) {
 		d.fused.groups[key] = m
 	}
 	d.fused.mu.Unlock()
-	return m.load(d, ascendrt.Program{Kind: "cuda-c", Name: "fused.cu", Data: []byte(fusedSource), Options: options}, fn)
+	return m.load(d, ascendrt.Program{Kind: "cuda-c", Name: "fused.cu", Data: fusedSource(), Options: options}, fn)
 }
 
 // linearKernel is a kernel that reads each weight once for all tokens. Above the

@@ -1,0 +1,168 @@
+package kvcache
+
+import (
+	"math"
+	"slices"
+	"strings"
+)
+
+func (m *model) take() BlockID {
+	if n := len(m.free); n > 0 {
+		id := m.free[n-1]
+		m.free = m.free[:n-1]
+		return id
+	}
+	if m.unused < len(m.blocks) {
+		m.unused++
+		return BlockID(m.unused - 1)
+	}
+	best := NullBlock
+	for i := 1; i < len(m.blocks); i++ {
+		id := BlockID(i)
+		if m.evictable(id) && (best == NullBlock || m.before(id, best)) {
+			best = id
+		}
+	}
+	if best == NullBlock {
+		panic("model: nothing to evict")
+	}
+	m.evicted = append(m.evicted, m.explain(best))
+	m.dropCopy(best)
+	return best
+}
+
+func (m *model) explain(id BlockID) Eviction {
+	b := &m.blocks[id]
+	e := Eviction{Block: id, Group: b.group, Depth: m.depthOf(b.key) - 1, Release: b.stamp, Reason: LastCopy}
+	if d, ok := m.deadline(id); ok {
+		e.Class, e.Deadline = Leased, d
+	} else if a := m.awaited(id); a != nil {
+		e.Class, e.Deadline = Awaited, a.until
+	} else if b.class > 0 && b.class < mclassAwaited {
+		e.Class, e.Priority = Prioritised, b.class-1
+	}
+	if len(m.get(b.key, b.group)) > 1 {
+		e.Reason = Surplus
+	} else if m.groups[b.group].Kind == SlidingWindow {
+		e.Reason = OutsideWindow
+	}
+	return e
+}
+
+func (m *model) evictable(id BlockID) bool {
+	b := &m.blocks[id]
+	if b.refs > 0 || b.key == "" {
+		return false
+	}
+	return m.groups[b.group].Kind == SlidingWindow || len(m.get(b.key, b.group)) > 1 || !m.hasBelow(b.key)
+}
+
+// deadline returns the latest deadline of the leases that protect a copy.
+func (m *model) deadline(id BlockID) (Time, bool) {
+	b := &m.blocks[id]
+	d, ok := Time(math.MinInt64), false
+	if m.groups[b.group].Kind == SlidingWindow {
+		for _, l := range b.leases {
+			d, ok = max(d, l.deadline), true
+		}
+		return d, ok
+	}
+	if len(m.get(b.key, b.group)) == 1 {
+		for _, l := range m.leases {
+			if l.key == b.key {
+				d, ok = max(d, l.deadline), true
+			}
+		}
+	}
+	return d, ok
+}
+
+func (m *model) before(x, y BlockID) bool {
+	dx, lx := m.deadline(x)
+	dy, ly := m.deadline(y)
+	if lx != ly {
+		return ly
+	}
+	if lx && dx != dy {
+		return dx < dy
+	}
+	ax, ay := m.awaited(x), m.awaited(y)
+	if !lx && (ax != nil || ay != nil) {
+		switch {
+		case ax == nil || ay == nil:
+			return ax == nil
+		case ax.until != ay.until:
+			return ax.until > ay.until
+		}
+		return m.blocks[x].stamp > m.blocks[y].stamp
+	}
+	if cx, cy := m.blocks[x].class%mclassAwaited, m.blocks[y].class%mclassAwaited; cx != cy {
+		return cx < cy
+	}
+	return m.blocks[x].stamp < m.blocks[y].stamp
+}
+
+// awaited is the run that a block was released in, nil if it has ended.
+func (m *model) awaited(id BlockID) *mawait {
+	b := &m.blocks[id]
+	if b.class == mclassAwaited {
+		for i := range m.awaits {
+			if a := &m.awaits[i]; a.first <= b.stamp && b.stamp <= a.last {
+				return a
+			}
+		}
+	}
+	return nil
+}
+
+// expireAwaits ends the runs whose instant has passed.
+func (m *model) expireAwaits(now Time) {
+	m.awaits = slices.DeleteFunc(m.awaits, func(a mawait) bool { return a.until <= now })
+}
+
+// dropCopy takes a copy from its position, and the position when its time has come.
+func (m *model) dropCopy(id BlockID) {
+	b := &m.blocks[id]
+	key, g := b.key, b.group
+	cs := m.copies[key]
+	cs[g] = slices.DeleteFunc(cs[g], func(x BlockID) bool { return x == id })
+	b.key, b.leases = "", nil
+	if len(cs[g]) > 0 {
+		return
+	}
+	if m.groups[g].Kind == FullAttention {
+		m.dropPosition(key)
+		return
+	}
+	if !slices.ContainsFunc(cs, func(x []BlockID) bool { return len(x) > 0 }) {
+		m.removeKey(key)
+	}
+}
+
+// dropPosition takes all copies from a position and from everything below it.
+func (m *model) dropPosition(key string) {
+	var keys []string
+	for k := range m.copies {
+		if strings.HasPrefix(k, key) {
+			keys = append(keys, k)
+		}
+	}
+	slices.SortFunc(keys, func(a, b string) int { return len(b) - len(a) })
+	for _, k := range keys {
+		for _, ids := range m.copies[k] {
+			for _, id := range ids {
+				m.blocks[id].key, m.blocks[id].leases = "", nil
+				if m.blocks[id].refs == 0 {
+					m.free = append(m.free, id)
+				}
+			}
+		}
+		m.removeKey(k)
+	}
+}
+
+// removeKey removes a position without copies. Leases that end there go on with less: at the deepest position that is left above.
+func (m *model) removeKey(key string) {
+	delete(m.copies, key)
+	m.settleLeases()
+}

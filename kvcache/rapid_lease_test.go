@@ -1,0 +1,96 @@
+package kvcache
+
+import (
+	"slices"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+func (k *machine) Retention(t *rapid.T) {
+	s := k.seq(t)
+	var r Retention
+	switch rapid.IntRange(0, 3).Draw(t, "retention") {
+	case 0:
+		s.class = 0
+	case 1:
+		r = Retention{Prioritised: true, Priority: rapid.IntRange(0, 2).Draw(t, "priority")}
+		s.class = 1 + r.Priority
+	default:
+		r = Retention{AwaitedUntil: k.now + 1 + Time(rapid.IntRange(0, 9).Draw(t, "for"))}
+		s.class, s.until = mclassAwaited, r.AwaitedUntil
+	}
+	require.NoError(t, k.c.SetRetention(s.real, r))
+}
+
+func (k *machine) Lease(t *rapid.T) {
+	deadline := k.now + Time(rapid.IntRange(0, 9).Draw(t, "for"))
+	if rapid.Bool().Draw(t, "prefix") {
+		ns, toks := k.space(t), k.tokens(t)
+		hit, _ := k.m.match(ns, toks, len(toks))
+		id, n, r, err := k.c.LeasePrefix(ns, toks, deadline)
+		if hit == 0 {
+			require.ErrorIs(t, err, ErrNothingToLease)
+			return
+		}
+		require.NoError(t, err)
+		require.Equal(t, hit*k.m.bs, n)
+		k.leased(t, k.m.key(ns, toks, hit), deadline, id, r)
+		return
+	}
+	s := k.seq(t)
+	before := dumpOf(k.c)
+	id, r, err := k.c.Lease(s.real, deadline)
+	if err != nil {
+		require.ErrorIs(t, err, ErrNothingToLease)
+		for g := range s.tables {
+			require.True(t, s.published == 0 || s.tables[g][s.published-1] == NullBlock)
+		}
+	} else {
+		k.leased(t, k.m.key(s.ns, s.toks, s.published), deadline, id, r)
+	}
+	if err != nil || r != LeaseGranted {
+		require.Equal(t, before, dumpOf(k.c))
+	}
+}
+
+func (k *machine) leased(t *rapid.T, key string, deadline Time, id LeaseID, r LeaseResult) {
+	l, want := k.m.lease(key, deadline)
+	require.Equal(t, want, r)
+	if l != nil {
+		l.id = id
+	}
+}
+
+func (k *machine) Renew(t *rapid.T) {
+	if len(k.m.leases) == 0 {
+		t.Skip("no lease")
+	}
+	l := k.m.leases[rapid.IntRange(0, len(k.m.leases)-1).Draw(t, "lease")]
+	if rapid.IntRange(0, 3).Draw(t, "end") == 0 {
+		require.NoError(t, k.c.EndLease(l.id))
+		require.ErrorIs(t, k.c.EndLease(l.id), ErrUnknownLease)
+		k.m.endLease(l)
+		return
+	}
+	l.deadline = k.now + Time(rapid.IntRange(0, 20).Draw(t, "for"))
+	require.NoError(t, k.c.Renew(l.id, l.deadline))
+}
+
+func (k *machine) Expire(t *rapid.T) {
+	k.now += Time(rapid.IntRange(0, 4).Draw(t, "time"))
+	n := 0
+	for _, l := range slices.Clone(k.m.leases) {
+		if l.deadline <= k.now {
+			k.m.endLease(l)
+			n++
+		}
+	}
+	k.m.expireAwaits(k.now)
+	require.Equal(t, n, k.c.ExpireLeases(k.now))
+	next, ok := k.c.NextLeaseDeadline()
+	require.Equal(t, len(k.m.leases) > 0, ok)
+	for _, l := range k.m.leases {
+		require.LessOrEqual(t, next, l.deadline)
+	}
+}
