@@ -47,6 +47,7 @@ type benchFlags struct {
 	arrival, think                                  time.Duration
 	requests, inputLen, outputLen                   int
 	rate                                            float64
+	trace                                           traceFlags
 }
 
 func newBenchCmd() *cobra.Command {
@@ -56,7 +57,8 @@ func newBenchCmd() *cobra.Command {
 		Short: "Replay a frozen workload against an OpenAI-compatible server, or run a preset comparison",
 		Long: "Without a preset, sends a workload to --url: conversations whose later turns carry the replies\n" +
 			"that really came (--dataset sessions), independent requests of fixed lengths (--dataset random),\n" +
-			"or a workload file. With --preset " + presetDemo + ", starts a cluster on this machine and\n" +
+			"a workload file, or a recorded trace (--trace), whose prompts share prefixes where the trace says so.\n" +
+			"With --preset " + presetDemo + ", starts a cluster on this machine and\n" +
 			"compares ordinary P/D with append-prefill; with --preset " + presetOverlap + ", one whose Decoder preempts,\n" +
 			"saves and restores what it appended; with --preset " + presetChaos + ", one whose engines are killed while it\n" +
 			"serves. A check that fails makes the exit status 1.",
@@ -87,9 +89,15 @@ func newBenchCmd() *cobra.Command {
 	f.StringVar(&b.dataset, "dataset", datasetSessions, "sessions or random")
 	f.StringVar(&b.file, "workload", "", "replay this workload file instead of generating one")
 	f.StringVar(&b.save, "save-workload", "", "write the generated workload to this file")
+	f.StringVar(&b.trace.file, "trace", "", "replay this recorded trace, over completions and with answers of the recorded lengths; reads the forms of sluice sim --trace")
+	f.StringVar(&b.trace.ids, "ids", "auto", "trace: where a block id names one block: file, session, or auto to tell by the ids")
+	f.BoolVar(&b.trace.lenient, "lenient", false, "trace: leave broken lines out, and list them")
+	f.Float64Var(&b.trace.tokens, "scale-tokens", 1, "trace: multiply all lengths by this")
+	f.Float64Var(&b.trace.scaleTime, "scale-time", 1, "trace: multiply all times by this")
+	f.Float64Var(&b.trace.gap, "gap", 60, "trace: seconds between the starts of sessions, where the trace does not say")
 	f.Uint64Var(&b.seed, "seed", 1, "seed of the generated workload")
 	f.StringVar(&b.vocab, "token-range", workload.TokenRange.String(), "ids of generated tokens, low-high")
-	f.IntVar(&b.sessions, "sessions", 24, "sessions: how many")
+	f.IntVar(&b.sessions, "sessions", 24, "sessions: how many; trace: the first so many (default all)")
 	f.IntVar(&b.turns, "turns", 3, "sessions: turns of each")
 	f.StringVar(&b.first, "first-len", "400-480", "sessions: length of the first input, low-high, in characters or tokens")
 	f.StringVar(&b.next, "next-len", "30-60", "sessions: length of later inputs, low-high")
@@ -102,6 +110,7 @@ func newBenchCmd() *cobra.Command {
 	f.IntVar(&b.outputLen, "output-len", 128, "random: output limit in tokens")
 	f.Float64Var(&b.rate, "request-rate", math.Inf(1), "random: requests a second (inf: all at once)")
 	cmd.MarkFlagsMutuallyExclusive("preset", "url")
+	cmd.MarkFlagsMutuallyExclusive("preset", "trace", "workload", "dataset")
 	cmd.MarkFlagsOneRequired("preset", "url")
 	return cmd
 }
@@ -112,7 +121,7 @@ func (b *benchFlags) run(cmd *cobra.Command) error {
 	}
 	client := load.NewHTTPClient()
 	defer client.CloseIdleConnections()
-	o, err := b.options()
+	o, err := b.options(cmd)
 	if err != nil {
 		return err
 	}
@@ -206,14 +215,14 @@ func (b *benchFlags) folder() string {
 	return filepath.Join("run", b.preset)
 }
 
-func (b *benchFlags) options() (*bench.Options, error) {
+func (b *benchFlags) options(cmd *cobra.Command) (*bench.Options, error) {
 	if b.apiKey == "" {
 		b.apiKey = os.Getenv("OPENAI_API_KEY")
 	}
 	o := &bench.Options{Repeat: b.repeat, Records: b.records, Watch: b.watch, Load: load.Config{
 		Server: load.Server{URL: b.url, Model: b.model, APIKey: b.apiKey}, CacheSalt: b.salt, Timeout: b.timeout, MaxConcurrency: b.concurrency,
 	}}
-	if b.ignoreEOS {
+	if b.ignoreEOS || b.trace.file != "" {
 		o.Load.EOS = load.IgnoreEOS
 	}
 	if b.noTokenIDs {
@@ -221,7 +230,7 @@ func (b *benchFlags) options() (*bench.Options, error) {
 	}
 	if b.endpoint == "" {
 		b.endpoint = load.Chat.String()
-		if b.dataset == datasetRandom {
+		if b.dataset == datasetRandom || b.trace.file != "" {
 			b.endpoint = load.Completions.String()
 		}
 	}
@@ -229,7 +238,7 @@ func (b *benchFlags) options() (*bench.Options, error) {
 	if o.Load.Endpoint, err = load.ParseEndpoint(b.endpoint); err != nil {
 		return nil, err
 	}
-	if o.Workload, err = b.workload(o.Load.Endpoint); err != nil {
+	if o.Workload, err = b.workload(cmd, o.Load.Endpoint); err != nil {
 		return nil, err
 	}
 	if b.save != "" {
@@ -248,7 +257,7 @@ func writeWorkload(path string, w *workload.Workload) error {
 	return errors.Join(w.Write(f), f.Close())
 }
 
-func (b *benchFlags) workload(e load.Endpoint) (*workload.Workload, error) {
+func (b *benchFlags) workload(cmd *cobra.Command, e load.Endpoint) (*workload.Workload, error) {
 	if b.file != "" {
 		f, err := os.Open(b.file)
 		if err != nil {
@@ -264,6 +273,13 @@ func (b *benchFlags) workload(e load.Endpoint) (*workload.Workload, error) {
 	vocab, err := parseRange("token-range", b.vocab)
 	if err != nil {
 		return nil, err
+	}
+	if b.trace.file != "" {
+		sessions := 0
+		if cmd.Flags().Changed("sessions") {
+			sessions = b.sessions
+		}
+		return b.trace.workload(sessions, vocab, cmd.ErrOrStderr())
 	}
 	switch b.dataset {
 	case datasetRandom:

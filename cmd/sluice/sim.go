@@ -27,6 +27,8 @@ type simFlags struct {
 	gaps                                          []float64
 	faults                                        []string
 	blocks                                        int
+
+	played int // requests that the run simulated
 }
 
 func newSimCmd() *cobra.Command {
@@ -36,7 +38,8 @@ func newSimCmd() *cobra.Command {
 		Short: "Play a workload through real schedulers, caches and routing on a virtual clock",
 		Long: `Plays a workload through real scheduler cores, caches and routing decisions on a
 virtual clock, with a cost model in place of devices. The same inputs give the
-same report, byte for byte.
+same report, byte for byte; what the run took of this machine is told on standard
+error.
 
 With --preset:
   append-prefill  the published Decoder Append-Prefill experiment: 90 sessions of
@@ -47,6 +50,10 @@ With --preset:
                   ten seeds of the workload
   faults          twice that cluster with a Decoder that restarts, a Prefiller that
                   is lost, and a burst of five times the arrivals
+  scale           1,000 instances that serve 60,000 requests in an hour; --sessions
+                  for another number of requests
+  sessions        a million sessions, fewer than 20,000 of them open at a time;
+                  --sessions for another number
   tails           arrivals with imported KV at one Decoder: the steps that each
                   policy of graph classification loses to their prompt tails
 
@@ -58,7 +65,13 @@ once for each profile:
   threshold  local where the front door predicts few uncached tokens, never refused
   guarded    append attempts with thresholds, governor, leases and overload rule`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd.OutOrStdout(), cmd.ErrOrStderr()) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := f.run(cmd.OutOrStdout(), cmd.ErrOrStderr()); err != nil {
+				return err
+			}
+			f.printCost(cmd.ErrOrStderr())
+			return nil
+		},
 	}
 	fl := cmd.Flags()
 	fl.StringVar(&f.preset, "preset", "", "experiment to play")
@@ -113,18 +126,24 @@ func (f *simFlags) run(out, errs io.Writer) error {
 		if err != nil {
 			return err
 		}
+		f.played = rep.Requests * len(rep.Rows)
 		page := rep.Page()
 		return f.print(out, rep, page, fmt.Sprintf("faults, %d requests a run. %s", rep.Requests, page.Summary))
+	case f.preset == "scale", f.preset == "sessions":
+		return f.playScale(out)
 	case f.preset == "":
 		f.preset = "append-prefill"
 	}
 	run, ok := map[string]func() (*sim.Report, error){"append-prefill": sim.AppendPrefill, "shared-prompt": sim.SharedPrompt, "ablations": sim.Ablations}[f.preset]
 	if !ok {
-		return fmt.Errorf("preset %q is unknown: there are append-prefill, shared-prompt, ablations, pools, faults and tails", f.preset)
+		return fmt.Errorf("preset %q is unknown: there are append-prefill, shared-prompt, ablations, pools, faults, scale, sessions and tails", f.preset)
 	}
 	rep, err := run()
 	if err != nil {
 		return err
+	}
+	for i := range rep.Arms {
+		f.played += rep.Arms[i].Requests
 	}
 	page := rep.Page()
 	return f.print(out, rep, page, fmt.Sprintf("preset %s, %d blocks of %d tokens on each decoder rank", rep.Preset, rep.DecodeBlocks, rep.BlockSize))
@@ -149,16 +168,9 @@ func (f *simFlags) playTrace(out, errs io.Writer) error {
 		}
 		f.study.Faults = append(f.study.Faults, fault)
 	}
-	strict := trace.Strict
-	if f.lenient {
-		strict = trace.Lenient
-	}
-	t, err := trace.Open(f.trace, strict)
+	t, err := openTrace(f.trace, f.lenient, errs)
 	if err != nil {
 		return err
-	}
-	for _, b := range t.Broken {
-		fmt.Fprintf(errs, "%s: left out: %v\n", t.Name, b)
 	}
 	if f.cost != "" {
 		file, err := os.Open(f.cost)
@@ -180,6 +192,9 @@ func (f *simFlags) playTrace(out, errs io.Writer) error {
 		rep, err := f.study.Loads(t, ids, f.replay, f.gaps, profiles, sim.DefaultGoodput)
 		if err != nil {
 			return err
+		}
+		for _, l := range rep.Loads {
+			f.count(l.Rows)
 		}
 		if err := f.print(out, rep, rep.Page(), t.Name+" by load"); err != nil || f.json {
 			return err
@@ -203,6 +218,7 @@ func (f *simFlags) playTrace(out, errs io.Writer) error {
 		}
 		rep.Rows = append(rep.Rows, row)
 	}
+	f.count(rep.Rows)
 	return f.print(out, rep, rep.Page(), fmt.Sprintf("%s: %d conversations, %d requests", t.Name, load.Sessions(), load.Requests()))
 }
 
@@ -225,6 +241,7 @@ func (f *simFlags) capacity(out io.Writer, name string, profiles []sim.Profile, 
 	if err != nil {
 		return err
 	}
+	f.played = load.Requests() * len(rep.Curve)
 	page := rep.Page()
 	return f.print(out, rep, page, page.Title+", "+string(profile)+", "+f.slo+". "+page.Summary)
 }

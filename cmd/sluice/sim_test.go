@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-serving/sluice/internal/sim"
 )
 
 // agents is a small trace: a session with a sub-agent, one whose history
@@ -59,6 +61,20 @@ func TestSimPlaysATrace(t *testing.T) {
 	require.Contains(t, string(html), "answers cut")
 }
 
+// What a run took of the machine is told beside the report, not in it.
+func TestSimTellsWhatItTook(t *testing.T) {
+	out, errs, err := simulated(t, "--preset", "sessions", "--sessions", "200", "--json")
+	require.NoError(t, err)
+	require.Contains(t, errs, "400 requests simulated with")
+	require.Contains(t, errs, "each; peak memory")
+	again, _, err := simulated(t, "--preset", "sessions", "--sessions", "200", "--json")
+	require.NoError(t, err)
+	require.Equal(t, out, again)
+	var rep sim.ScaleReport
+	require.NoError(t, json.Unmarshal([]byte(out), &rep))
+	require.Equal(t, 400, rep.Requests)
+}
+
 func TestSimPlans(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "plan.html")
 	out, _, err := simulated(t, "--trace", agents, "--gap", "1", "--plan", "--slo", "ttft=1s,tpot=20ms", "--max-instances", "3", "--blocks", "256", "--html", page)
@@ -90,6 +106,7 @@ func TestSimRefusesWhatItCannotDo(t *testing.T) {
 		"time scale is -1":            {"--trace", agents, "--scale-time", "-1"},
 		"token scale is -1":           {"--trace", agents, "--scale-tokens", "-1"},
 		"gap between sessions is 0 s": {"--trace", agents, "--gaps", "0"},
+		"--sessions is -1":            {"--preset", "scale", "--sessions", "-1"},
 		"prefillers is 0":             {"--trace", agents, "--prefillers", "0"},
 		"no such file":                {"--trace", "/nonexistent"},
 		"need each other":             {"--trace", agents, "--plan"},

@@ -138,6 +138,24 @@ func (r *Replay) Turns(session int) int     { return len(r.conv[session].turns) 
 func (r *Replay) Parent(session int) int    { return r.conv[session].parent }
 func (r *Replay) Output(session, t int) int { return r.tokens(r.conv[session].turns[t].Output) }
 
+// Block is the number of tokens of a block, as scaled; 0 if the trace has none.
+func (r *Replay) Block() int {
+	if r.trace.BlockSize == 0 {
+		return 0
+	}
+	return r.block
+}
+
+// Name is what the trace calls a conversation: its session, and its agent where
+// that is not the main one; "" for none.
+func (r *Replay) Name(session int) string {
+	q := r.conv[session].turns[0]
+	if q.Agent == "" {
+		return q.Session
+	}
+	return q.Session + "." + q.Agent
+}
+
 // Requests is the number of requests.
 func (r *Replay) Requests() int {
 	n := 0

@@ -79,6 +79,7 @@ type Result struct {
 	Prefill       GroupStats
 	Decode        GroupStats
 	Events        int
+	LivePeak      int // sessions open at one time
 	Faults        FaultCounts
 }
 

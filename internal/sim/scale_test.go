@@ -20,8 +20,20 @@ func BenchmarkScale(b *testing.B) {
 }
 
 func TestScaleServesAll(t *testing.T) {
-	r := run(t, ScaleStudy(40).Cluster(ProfilePD), NewSingles(500, 60, 2048, 20))
-	require.Len(t, r.Records, 500)
-	require.Equal(t, 500*20, r.OutputTokens)
-	require.Equal(t, 500, r.PrefillCalls)
+	fleet, err := Fleet(40, 500)
+	require.NoError(t, err)
+	require.Equal(t, 500, fleet.Requests)
+	require.Equal(t, 500*101, fleet.Steps, "one for the prompt and one for each token behind the Prefiller's")
+	crowd, err := Crowd(2000)
+	require.NoError(t, err)
+	require.Equal(t, 4000, crowd.Requests)
+	require.Equal(t, 2000, crowd.Hits+crowd.Fallbacks)
+	require.Equal(t, 2000, crowd.LivePeak, "all are open before the first ends")
+	again, err := Crowd(2000)
+	require.NoError(t, err)
+	require.Equal(t, crowd, again)
+	for _, r := range []*ScaleReport{fleet, crowd} {
+		page := r.Page()
+		require.Len(t, page.Table.Rows[0], len(page.Table.Columns))
+	}
 }

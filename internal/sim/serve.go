@@ -101,6 +101,7 @@ func (c *Cluster) eligible(s, t int32) error {
 	if ss == nil {
 		ss = &session{key: route.KeyOf("", strconv.Itoa(int(s))), lastOn: -1, met: c.faulted}
 		c.live[s] = ss
+		c.result.LivePeak = max(c.result.LivePeak, len(c.live))
 	}
 	if t == 0 {
 		c.openNext()

@@ -110,9 +110,9 @@ func fits(w *workload.Workload, e Endpoint) error {
 		s := &w.Sessions[i]
 		for j := range s.Turns {
 			switch {
-			case e == Chat && len(s.Turns[j].Tokens) > 0:
+			case e == Chat && (len(s.Turns[j].Tokens) > 0 || s.Turns[j].Keep != nil):
 				return fmt.Errorf("session %q turn %d has token ids, which the chat endpoint does not take", s.ID, j)
-			case e == Completions && len(s.Turns) > 1 && len(s.Turns[j].Tokens) == 0:
+			case e == Completions && len(s.Turns) > 1 && len(s.Turns[j].Tokens) == 0 && s.Turns[j].Keep == nil:
 				return fmt.Errorf("session %q turn %d has text: several turns over completions need token ids", s.ID, j)
 			}
 		}
@@ -173,7 +173,7 @@ func (r *run) session(ctx context.Context, s *workload.Session) ([]measure.Recor
 		if err := r.send(ctx, s, turn, &h, rec); err != nil {
 			return nil, err
 		}
-		if rec.Error == "" && j+1 < len(s.Turns) {
+		if rec.Error == "" && j+1 < len(s.Turns) && s.Turns[j+1].Keep == nil {
 			if err := h.reply(rec); err != nil {
 				rec.Error = err.Error()
 			}
@@ -204,6 +204,9 @@ func (r *run) send(ctx context.Context, s *workload.Session, turn *workload.Turn
 	call := &Call{Endpoint: r.cfg.Endpoint, Header: http.Header{}, Body: r.body(turn, h)}
 	call.Header.Set("X-Request-Id", rec.RequestID)
 	call.Header.Set("X-Session-ID", r.cfg.SessionID(s.ID))
+	if s.Parent != "" {
+		call.Header.Set("X-Parent-Session-ID", r.cfg.SessionID(s.Parent))
+	}
 	if r.cfg.Prepare != nil {
 		r.cfg.Prepare(s.ID, rec.Turn, call)
 	}
@@ -252,6 +255,10 @@ func (h *history) say(role, text string) {
 }
 
 func (h *history) ask(t *workload.Turn) {
+	if t.Keep != nil {
+		h.ids = append(h.ids[:*t.Keep], t.Tokens...)
+		return
+	}
 	if len(t.Tokens) > 0 {
 		h.ids = append(h.ids, t.Tokens...)
 		return

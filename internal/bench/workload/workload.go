@@ -27,14 +27,19 @@ type Session struct {
 	ID      string        `json:"id"`
 	Arrival time.Duration `json:"arrival_ns"` // since the start of the workload
 	System  string        `json:"system,omitempty"`
+	Parent  string        `json:"parent,omitempty"` // session that it was forked from
 	Turns   []Turn        `json:"turns"`
 }
 
 // Turn is one user input, either Text or Tokens.
+//
+// With Keep the turn says what the whole prompt is: the first Keep tokens of the
+// session's prompt before it, without the reply to that, and then Tokens.
 type Turn struct {
 	Think     time.Duration `json:"think_ns"` // after the end of the turn before; 0 for the first
 	Text      string        `json:"text,omitempty"`
 	Tokens    []int32       `json:"tokens,omitempty"`
+	Keep      *int          `json:"keep,omitempty"`
 	MaxTokens int           `json:"max_tokens"` // output limit, tokens
 }
 
@@ -126,8 +131,21 @@ func (w *Workload) Validate() error {
 		if len(s.Turns) == 0 {
 			errs = append(errs, fmt.Errorf("session %q has no turns", s.ID))
 		}
+		held := 0 // tokens of the prompt before; -1: its replies are not known yet
 		for j := range s.Turns {
-			if err := s.Turns[j].validate(); err != nil {
+			t := &s.Turns[j]
+			err := t.validate()
+			switch {
+			case t.Keep == nil:
+				held = -1
+			case held < 0:
+				err = errors.Join(err, errors.New("keeps a part of a prompt that is not known before the run"))
+			case *t.Keep < 0 || *t.Keep > held:
+				err = errors.Join(err, fmt.Errorf("keeps %d tokens of a prompt of %d", *t.Keep, held))
+			default:
+				held = *t.Keep + len(t.Tokens)
+			}
+			if err != nil {
 				errs = append(errs, fmt.Errorf("session %q turn %d: %w", s.ID, j, err))
 			}
 		}
@@ -137,7 +155,9 @@ func (w *Workload) Validate() error {
 
 func (t *Turn) validate() error {
 	switch {
-	case (t.Text == "") == (len(t.Tokens) == 0):
+	case t.Keep != nil && (t.Text != "" || *t.Keep+len(t.Tokens) == 0):
+		return errors.New("a whole prompt consists of tokens, at least one")
+	case t.Keep == nil && (t.Text == "") == (len(t.Tokens) == 0):
 		return errors.New("needs either text or tokens")
 	case t.Think < 0:
 		return fmt.Errorf("think time %v is negative", t.Think)
