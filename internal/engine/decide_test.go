@@ -35,13 +35,16 @@ func (l *logged) Write(p []byte) (int, error) {
 }
 
 // lines are the lines about append attempts since the last call.
-func (l *logged) lines(t *testing.T) (out []map[string]any) {
+func (l *logged) lines(t *testing.T) []map[string]any { return l.said(t, "append attempt") }
+
+// said are the lines with that message since the last call.
+func (l *logged) said(t *testing.T, msg string) (out []map[string]any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for line := range strings.Lines(l.text.String()) {
 		var m map[string]any
 		require.NoError(t, json.Unmarshal([]byte(line), &m))
-		if m["msg"] == "append attempt" {
+		if m["msg"] == msg {
 			delete(m, "time")
 			out = append(out, m)
 		}

@@ -124,7 +124,7 @@ func newRank(ctx context.Context, cfg Config, index int, base string, loaded *lo
 	r := &rank{
 		index: index, id: fmt.Sprintf("%s_dp%d", base, index), cfg: cfg, model: loaded, log: o.Logger.With("rank", index), trace: o.Trace,
 		metrics: m.rank(index, cfg.KVTransfer.Role), streams: map[scheduler.RequestID]*Stream{}, loads: map[scheduler.RequestID]*load{}, saves: map[scheduler.RequestID]*save{},
-		wake: make(chan struct{}, 1), limit: 2, dirty: true,
+		wake: make(chan struct{}, 1), limit: 2, dirty: true, histories: newHistories(cfg.BlockSize),
 	}
 	defer func() {
 		if err != nil {

@@ -32,6 +32,7 @@ type metrics struct {
 	offload, offloadBytes               *prometheus.CounterVec
 
 	attempts, appendTokens, sessionEvents       *prometheus.CounterVec
+	turns, historyTokens                        *prometheus.CounterVec
 	sessionLeases, sessionBlocks, offloadStates *prometheus.GaugeVec
 }
 
@@ -90,6 +91,8 @@ func newMetrics(reg prometheus.Registerer, model string) *metrics {
 		graphSteps:       counter("sluice_graph_steps_total", "Steps by graph mode, and why not FULL.", "mode", "reason"),
 		transferFailures: counter("sluice_kv_transfer_failures_total", "Transfers of KV that failed.", "direction"),
 
+		turns:         counter("sluice_session_turns_total", "Turns of sessions by how their tokens go on from the turn before: new, intact, rewritten, shorter.", "history"),
+		historyTokens: counter("sluice_session_prefix_tokens_total", "Tokens of the turn before that stayed cached (expected), and those of them that the next turn found.", "kind"),
 		sessionLeases: gauge("sluice_session_leases", "Sessions between two turns whose prefix is kept."),
 		sessionBlocks: gauge("sluice_session_lease_blocks", "Blocks that these leases cover, each once."),
 		sessionEvents: counter("sluice_session_leases_total", "Leases of sessions' prefixes: granted at the end of a turn, displaced by others, evicted for want of blocks.", "event"),
@@ -146,6 +149,12 @@ func (m *metrics) rank(index int, role Role) *rankMetrics {
 	}
 	for _, kind := range []string{"cached", "restored", "suffix"} {
 		r.counter(m.appendTokens, kind)
+	}
+	for h := historyNew; h <= historyShorter; h++ {
+		r.counter(m.turns, h.String())
+	}
+	for _, kind := range []string{"expected", "found"} {
+		r.counter(m.historyTokens, kind)
 	}
 	for _, event := range []string{"granted", "displaced", "evicted"} {
 		r.counter(m.sessionEvents, event)

@@ -69,6 +69,7 @@ func (r *rank) admitted(s *Stream) {
 		m.counter(m.m.appendTokens, "restored").Add(float64(s.external))
 		m.counter(m.m.appendTokens, "suffix").Add(float64(s.prompt - s.local - s.external))
 	}
+	r.noteHistory(s)
 	r.trace.add(admitLine{"admit", s.req.TraceID, r.index, s.route.String(), s.prompt, s.local, s.external})
 }
 

@@ -37,6 +37,8 @@ type rank struct {
 	events  <-chan connector.Event
 	closers []func()
 
+	histories *histories
+
 	steps *stepLog // nil: none
 	links links
 	parse func(raw []byte) (transferParams, error) // reads kv_transfer_params; nil if they have no meaning
@@ -365,12 +367,18 @@ func (r *rank) output(o *scheduler.Output, now time.Time) {
 	}
 	probs := s.sampler.Take(s.count, len(o.Tokens))
 	s.count += len(o.Tokens)
+	if s.digest != nil {
+		s.digest.add(o.Tokens)
+	}
 	r.metrics.output(s, o, now)
 	resident, until := 0, time.Time{}
 	if o.Finish != scheduler.NotFinished {
 		resident, until = r.resident(s, o), r.residentUntil(s)
 		r.trace.add(finishLine{"finish", s.req.TraceID, r.index, s.count, o.Finish.String()})
 		r.forget(s)
+		if s.digest != nil && resident > 0 {
+			r.histories.end(s.req.Session, s.digest)
+		}
 		if s.req.EndSession && s.req.Session != "" {
 			r.endSession(s.req.Session)
 		}
@@ -405,6 +413,9 @@ func (r *rank) residentUntil(s *Stream) time.Time {
 
 // add takes a request in; on the rank's goroutine.
 func (r *rank) add(s *Stream, req scheduler.Request) error {
+	if req.Session != "" && !r.cfg.NoPrefix {
+		s.digest, s.history, s.expected = r.histories.begin(req.Session, req.Prompt)
+	}
 	id, err := r.sched.Add(req)
 	if err != nil {
 		r.live.Add(-1)
@@ -444,6 +455,7 @@ func (r *rank) ended() bool {
 
 // endSession gives up what is kept for a session.
 func (r *rank) endSession(session string) {
+	r.histories.forget(session)
 	if err := r.sched.EndTurn(session, scheduler.EndOfSession); err != nil && !errors.Is(err, scheduler.ErrUnknown) {
 		r.log.Error("end of session", "error", err)
 	}

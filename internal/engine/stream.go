@@ -50,6 +50,10 @@ type Stream struct {
 
 	preempted bool // and has not run since
 
+	digest   *digest // of a session's turn; else nil
+	history  history
+	expected int // tokens of the turn before that stayed cached
+
 	mu    sync.Mutex
 	delta Delta // gathered and not yet read
 	fresh bool
