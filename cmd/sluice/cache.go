@@ -19,10 +19,12 @@ func newCacheCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cache --trace FILE --blocks N",
 		Short: "Count the prefix-cache hits of a trace in a cache of N blocks",
-		Long: "Run the block ids of a request trace, in order of time, through the block cache and count hits.\n" +
-			"A request hits its leading blocks that are cached; then all its blocks become the most recently used,\n" +
-			"the last block first. A request longer than N keeps its first N blocks. N = 0 is unbounded.",
-		Args: cobra.NoArgs,
+		Long: `Runs the block ids of a request trace, in order of time, through the block cache and counts
+hits. A request hits its leading blocks that are cached; then all its blocks become the most
+recently used, the last block first. A request longer than N keeps its first N blocks. N = 0
+is unbounded.`,
+		Example: `  sluice cache --trace requests.jsonl.gz --blocks 50000 --json`,
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			choice, err := trace.ParseIDs(ids)
 			if err != nil {

@@ -15,9 +15,11 @@ func newEvalCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "eval",
 		Short: "Ask GSM8K questions of any OpenAI endpoint and count the right answers",
-		Long: "Ask the questions of a file in GSM8K's line format and compare the numbers of the answers: strict takes the one\n" +
-			"behind \"####\", flexible the last of the text. The first lines of the file are the examples.",
-		Args: cobra.NoArgs,
+		Long: `Asks the questions of a file in GSM8K's line format and compares the numbers of the answers:
+strict takes the one behind "####", flexible the last of the text. The first lines of the file
+are the examples.`,
+		Example: `  sluice eval --url http://127.0.0.1:8000 --model NAME --file questions.jsonl --shots 5`,
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f, err := os.Open(file)
 			if err != nil {

@@ -15,8 +15,9 @@ func newGoldenCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "golden [DIR]",
 		Short: "Replay recorded scheduling histories and compare every decision",
-		Long: "Replay every history of a folder (*.jsonl.gz) through the scheduler and compare each decision with the\n" +
-			"recorded one. Without DIR the folder is oracle/newer-017e9f4 under $SLUICE_REFERENCE.",
+		Long: `Replays every history of a folder (*.jsonl.gz) through the scheduler and compares each
+decision with the recorded one. Without DIR the folder is oracle/newer-017e9f4 under
+$SLUICE_REFERENCE. Exit status 1 if a history differs that --differences does not list.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir := ""

@@ -37,8 +37,10 @@ func newRootCmd() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	for _, c := range commands {
-		root.AddCommand(c())
+	for _, make := range commands {
+		cmd := make()
+		complete(cmd)
+		root.AddCommand(cmd)
 	}
 	return root
 }

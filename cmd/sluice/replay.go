@@ -18,10 +18,11 @@ func newReplayCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "replay FILE",
 		Short: "Make the plans of a recorded scheduler again and compare them",
-		Long: "Read a recording of a scheduler (scheduler.Recorder), tell a new scheduler the same things in the same\n" +
-			"order, and compare every plan byte by byte and every output. The first difference is printed.\n" +
-			"An engine dumps its last steps on SIGQUIT and when an invariant breaks. A dump whose beginning is no longer\n" +
-			"there cannot be made again; it is printed, as every recording is with --show.",
+		Long: `Reads a recording of a scheduler (scheduler.Recorder), tells a new scheduler the same things
+in the same order, and compares every plan byte by byte and every output. The first difference
+is printed. An engine dumps its last steps on SIGQUIT and when an invariant breaks. A dump
+whose beginning is no longer there cannot be made again; it is printed, as every recording is
+with --show.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cut, err := isCut(args[0]); err != nil || cut || show {

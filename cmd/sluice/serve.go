@@ -28,7 +28,18 @@ func newServeCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve a model over the OpenAI HTTP interface",
-		Args:  cobra.NoArgs,
+		Long: `Serves a model with the reference engine: OpenAI's completions and chat on --host and
+--port, metrics on /metrics, readiness on /health. The built-in model needs no download.
+
+In a cluster of Prefillers and Decoders --kv-transfer-config says the role and how KV
+moves; a Decoder appends to prefixes that it holds with --additional-config. SIGTERM
+drains. Exit status 75 means that the device is lost and a
+restart is needed.`,
+		Example: `  sluice serve --port 8100 --kv-transfer-config '{"kv_connector":"pd","kv_role":"kv_producer"}'
+  sluice serve --port 8200 --data-parallel-size 2 \
+    --kv-transfer-config '{"kv_connector":"pd","kv_role":"kv_consumer"}' \
+    --additional-config '{"scheduler_config":{"decoder_append_prefill_enable":true}}'`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var errs [6]error
 			cfg.KVTransfer, errs[0] = engine.ParseKVTransfer(transfer)
@@ -76,7 +87,7 @@ func newServeCmd() *cobra.Command {
 	f.BoolVar(&async, "async-scheduling", true, "plan the next step while one runs")
 	f.BoolVar(&noAsync, "no-async-scheduling", false, "plan a step after the one before it")
 	f.StringVar(&graphMode, "cudagraph-mode", graphs.ModeFullAndPiecewise.String(), "graphs to capture: NONE, PIECEWISE, FULL, FULL_DECODE_ONLY, FULL_AND_PIECEWISE")
-	f.StringVar(&policy, "graph-policy", graphs.OneNewTokenHardened.String(), "prefilling rows that decode graphs take")
+	f.StringVar(&policy, "graph-policy", graphs.OneNewTokenHardened.String(), "prefilling rows that decode graphs take: one-new-token-hardened, strict, consumer-one-token, one-new-token, shape-only")
 	f.BoolVar(&cfg.GraphMetrics, "cudagraph-metrics", false, "log a table of graph use every 10 s and at the end")
 	f.BoolVar(&cfg.Eager, "enforce-eager", false, "use no graphs")
 	f.StringVar(&transfer, "kv-transfer-config", "", "JSON object: kv_connector, kv_role and their options")
@@ -86,7 +97,7 @@ func newServeCmd() *cobra.Command {
 	f.StringVar(&refusal, "append-refusal", engine.RefuseStatus.String(), "how a refused append attempt is reported: 412 or in-band")
 	f.Float64Var(&cfg.CacheHitThreshold, "global-cache-hit-threshold", 0, "share of a prompt, 0 to 1, that must be cached")
 	f.IntVar(&cfg.StepLines, "step-lines", 0, "lines of the last steps that each rank keeps for a dump (SIGQUIT, a broken invariant); 0: 4096 on the host device, none elsewhere; -1: none")
-	f.StringVar(&cfg.DumpDir, "dump-dir", "", "folder of dumps, for `sluice replay` (default the system's for temporary files)")
+	f.StringVar(&cfg.DumpDir, "dump-dir", "", "folder of dumps, for sluice replay (default the system's for temporary files)")
 	f.StringVar(&run.TraceFile, "trace-file", "", "append a JSON line per decision to this file")
 	f.TextVar(&level, "log-level", slog.LevelInfo, "least level of the log: debug, info, warn or error; debug has a line per append attempt")
 	f.DurationVar(&cfg.DrainTimeout, "drain-timeout", 30*time.Second, "how long running requests may go on after a stop")

@@ -31,7 +31,7 @@ func newUpCmd() *cobra.Command {
 	f.IntVar(&o.Cluster.Decoder.Ranks, "decoder-dp-size", 2, "DP ranks of the Decoder")
 	f.IntVar(&o.Cluster.Decoder.Blocks, "decoder-kv-blocks", 0, "KV blocks of each Decoder rank (0: the engine's default)")
 	f.IntVar(&o.Cluster.Prefiller.Blocks, "prefiller-kv-blocks", 0, "KV blocks of the Prefiller (0: the engine's default)")
-	f.StringVar(&o.Cluster.Device, "device", "host", "device of both engines")
+	f.StringVar(&o.Cluster.Device, "device", "host", "device of both engines: host, cuda or ascend, with :n for another than the first")
 	f.StringVar(&o.Dir, "dir", "run/up", "folder for logs, trace files and request.json")
 	f.DurationVar(&o.Config.ReadyTimeout, "ready-timeout", up.DefaultReadyTimeout, "how long a process may take to become ready")
 	f.DurationVar(&o.Config.Grace, "grace", up.DefaultGrace, "how long a process may take to end before it is killed")

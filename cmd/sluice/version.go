@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
@@ -29,26 +30,32 @@ func exitStatus(err error) int {
 func newVersionCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
-		Short: "Print the version, the Go version and the platform",
+		Short: "Print the version, the commit, the Go version and the platform",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "sluice %s %s %s/%s\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			v := "unknown"
+			if info, ok := debug.ReadBuildInfo(); ok {
+				v = version(info)
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "sluice %s %s %s/%s\n", v, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			return err
 		},
 	}
 }
 
-// version is the module version, with the VCS revision where the build recorded one.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	v := info.Main.Version
+// version is the module's version, with the commit that the build recorded.
+func version(info *debug.BuildInfo) string {
+	set := map[string]string{}
 	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" {
-			v += " " + s.Value
+		set[s.Key] = s.Value
+	}
+	v := strings.Trim(info.Main.Version, "()")
+	if commit := set["vcs.revision"]; commit != "" {
+		v += fmt.Sprintf(" (commit %.12s of %s", commit, set["vcs.time"])
+		if set["vcs.modified"] == "true" {
+			v += ", modified"
 		}
+		v += ")"
 	}
 	return v
 }

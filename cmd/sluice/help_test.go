@@ -1,0 +1,82 @@
+package main
+
+import (
+	"bytes"
+	"runtime/debug"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+)
+
+func output(t *testing.T, args ...string) string {
+	t.Helper()
+	var out bytes.Buffer
+	root := newRootCmd()
+	root.SetOut(&out)
+	root.SetErr(&out)
+	root.SetArgs(args)
+	require.NoError(t, root.Execute(), "%v", args)
+	return out.String()
+}
+
+func TestCompletion(t *testing.T) {
+	for shell, want := range map[string]string{"bash": "complete -o default -F __start_sluice sluice", "zsh": "#compdef sluice", "fish": "complete -c sluice", "powershell": "Register-ArgumentCompleter"} {
+		require.Contains(t, output(t, "completion", shell), want)
+	}
+	require.Contains(t, output(t, cobra.ShellCompRequestCmd, "re"), "replay\t")
+	require.Contains(t, output(t, cobra.ShellCompRequestCmd, "serve", "--num-k"), "--num-kv-blocks\t")
+	require.Contains(t, output(t, cobra.ShellCompRequestCmd, "proxy", "--backend", ""), "llm-d\n")
+	require.Contains(t, output(t, cobra.ShellCompRequestCmd, "proxy", "--enable-d"), "--enable-decoder-append-prefill\t")
+}
+
+// Every choice is one that the help of its command names.
+func TestChoicesAreNamedByHelp(t *testing.T) {
+	names := []string{}
+	for _, cmd := range newRootCmd().Commands() {
+		names = append(names, cmd.Name())
+		for flag, values := range choices[cmd.Name()] {
+			for _, v := range values {
+				require.Contains(t, cmd.Long+cmd.Flags().Lookup(flag).Usage+cmd.Flags().Lookup(flag).DefValue, v, "%s --%s", cmd.Name(), flag)
+			}
+		}
+	}
+	for name := range choices {
+		require.Contains(t, names, name)
+	}
+}
+
+// Every command says what it does, and every flag what it sets. A word between
+// backquotes would stand in place of the flag's type.
+func TestHelpIsWhole(t *testing.T) {
+	for _, cmd := range newRootCmd().Commands() {
+		if cmd.Name() == "help" || cmd.Name() == "completion" {
+			continue
+		}
+		require.NotEmpty(t, cmd.Short, cmd.Name())
+		require.True(t, cmd.Args != nil || cmd.DisableFlagParsing, "%s takes any arguments", cmd.Name())
+		for _, line := range strings.Split(cmd.Long, "\n") {
+			require.LessOrEqual(t, len(line), 100, "%s: %s", cmd.Name(), line)
+		}
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			require.NotEmpty(t, f.Usage, "%s --%s", cmd.Name(), f.Name)
+			require.NotContains(t, f.Usage, "`", "%s --%s", cmd.Name(), f.Name)
+			require.False(t, strings.HasSuffix(f.Usage, "."), "%s --%s", cmd.Name(), f.Name)
+		})
+	}
+}
+
+func TestVersion(t *testing.T) {
+	require.Regexp(t, `^sluice \S.* go1\.\d+\S* \w+/\w+\n$`, output(t, "version"))
+	for want, info := range map[string]debug.BuildInfo{
+		"devel":  {Main: debug.Module{Version: "(devel)"}},
+		"v1.2.3": {Main: debug.Module{Version: "v1.2.3"}},
+		"v1.2.4-0.2026 (commit 93f5018c70ba of 2026-11-30T16:48:34Z, modified)": {Main: debug.Module{Version: "v1.2.4-0.2026"}, Settings: []debug.BuildSetting{
+			{Key: "vcs.revision", Value: "93f5018c70baf3c073f1ea4e384a6b2f30d997ed"}, {Key: "vcs.time", Value: "2026-11-30T16:48:34Z"}, {Key: "vcs.modified", Value: "true"},
+		}},
+	} {
+		require.Equal(t, want, version(&info))
+	}
+}
