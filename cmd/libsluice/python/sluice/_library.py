@@ -1,11 +1,14 @@
 """Finds libsluice, checks that it fits, and calls it."""
 
+from __future__ import annotations
+
 import ctypes
 import ctypes.util
 import os
 from ctypes import POINTER, byref, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any, Optional
+from types import TracebackType
+from typing import Any, Optional, TypeVar
 
 from ._structs import (
     Agreement,
@@ -173,3 +176,30 @@ class Handle:
             status = self.lib.sluice_free(value)
             if status != 0:
                 raise error_for(status, "the recording is not complete")
+
+
+_Self = TypeVar("_Self", bound="Owner")
+
+
+class Owner:
+    """Holds a handle, which ends at :meth:`close`, at the end of a ``with``
+    block, or when the owner is collected."""
+
+    _handle: Handle
+
+    def close(self) -> None:
+        """Gives everything back."""
+        self._handle.free()
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):
+            try:
+                self._handle.free()
+            except SluiceError:
+                pass

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from ctypes import byref, c_size_t, c_uint8, sizeof
-from types import TracebackType
 from typing import Any, Iterable, NamedTuple, Optional
 
 from . import _structs
 from ._arrays import Tokens, ints
-from ._library import Handle, load
+from ._library import Handle, Owner, load
 from .enums import Captured, RowClass, TextKind
-from .errors import SluiceError
 from .plan import Decision, GraphKey, decision_of, key_of
 from .scheduler import Config, encode_config
 
@@ -26,30 +24,13 @@ class Classified(NamedTuple):
     decision: Decision
 
 
-class Dispatcher:
+class Dispatcher(Owner):
     """Says which captured graph a batch may replay. ``config`` has the keys of
     graphs.Config and ``Captured``."""
 
     def __init__(self, config: Config, *, library: Optional[str] = None) -> None:
         self._lib = load(library)
         self._handle = Handle.new(self._lib, "sluice_graphs_new", encode_config(config))
-
-    def close(self) -> None:
-        """Gives the dispatcher back."""
-        self._handle.free()
-
-    def __enter__(self) -> Dispatcher:
-        return self
-
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_handle"):
-            try:
-                self._handle.free()
-            except SluiceError:
-                pass
 
     def classify(
         self,

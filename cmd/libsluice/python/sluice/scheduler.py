@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from ctypes import POINTER, byref, c_int32, c_int64, c_size_t, c_uint64, create_string_buffer, sizeof
-from types import TracebackType
 from typing import Any, Iterable, Mapping, NamedTuple, Optional, Union
 
 from . import _structs
 from ._arrays import Tokens, ints
-from ._library import Handle, check_fork, load
+from ._library import Handle, Owner, check_fork, load
 from .enums import Cause, EventKind, Finish, Grammar, KvEventKind, Lookup, Pause, QueueKind, RequestStatus, Route, Status, Stop, TextKind, TurnEnd
-from .errors import SluiceError, error_for
+from .errors import error_for
 from .plan import Plan, Refusal, Transfer, refusal_of, transfers_of
 
 NEVER = 2**63 - 1
@@ -137,7 +136,7 @@ def _text(s: str) -> Optional[bytes]:
     return s.encode() if s else None
 
 
-class Scheduler:
+class Scheduler(Owner):
     """A cache and a scheduler over it.
 
     ``config`` has the keys of ``sluice_new``: ``Cache``, ``Scheduler``,
@@ -165,20 +164,7 @@ class Scheduler:
         for plan in self._flight.values():
             plan._close()
         self._flight.clear()
-        self._handle.free()
-
-    def __enter__(self) -> Scheduler:
-        return self
-
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_handle"):
-            try:
-                self._handle.free()
-            except SluiceError:
-                pass
+        super().close()
 
     # -- requests
 
