@@ -69,6 +69,7 @@ restart is needed.`,
 	f.StringVar(&run.Host, "host", "127.0.0.1", "address to listen on")
 	f.IntVar(&run.Port, "port", 8000, "port to listen on; 0: any free one")
 	f.StringVar(&cfg.Model, "model", "builtin", "model to serve: builtin, random:qwen3-0.6b, random:llama3-8b, random:tiny, or the folder of a checkpoint")
+	f.BoolVar(&cfg.SkipTokenizer, "skip-tokenizer-init", false, "do not read a checkpoint's tokenizer: token ids in and out only")
 	f.StringVar(&cfg.ServedModelName, "served-model-name", "", "name that requests use (default the model's)")
 	f.StringVar(&generation, "override-generation-config", "", "JSON object: sampling parameters of requests that name none (temperature, top_k, top_p, min_p, repetition_penalty), over the model's own")
 	f.StringVar(&cfg.Device, "device", "host", "device to run on: host, ascend or cuda, with :n for another than the first")

@@ -22,6 +22,7 @@ import (
 // default that its comment names.
 type Config struct {
 	Model           string          // "builtin", the default: the model that the binary carries; "random:" and a shape; or a checkpoint's folder
+	SkipTokenizer   bool            // leaves a checkpoint's tokenizer alone: prompts and answers are token ids
 	ServedModelName string          // the name that requests use; default Model
 	Generation      sample.Defaults // of requests that name none, over the model's own
 	Device          string          // "host", the default, "ascend" or "cuda", with ":n" for another ordinal than 0

@@ -85,7 +85,7 @@ func New(ctx context.Context, cfg Config, o Options) (*Engine, error) {
 		base += "-"
 	}
 	base += randomHex(6)
-	loaded, err := loadModel(cfg.Model)
+	loaded, err := loadModel(cfg.Model, cfg.SkipTokenizer)
 	if err != nil {
 		return nil, err
 	}
@@ -98,6 +98,7 @@ func New(ctx context.Context, cfg Config, o Options) (*Engine, error) {
 		return nil, fmt.Errorf("max-model-len is %d; model %s has %d positions", cfg.MaxModelLen, loaded.config.Name, loaded.config.MaxPositions)
 	}
 	e.model = loaded
+	e.noteText()
 	m := newMetrics(e.registry, cfg.ServedModelName)
 	for i := range cfg.DataParallel {
 		r, err := newRank(ctx, cfg, i, base, loaded, m, o)

@@ -86,20 +86,23 @@ type ChatRequest struct {
 	TopLogprobs         *int            `json:"top_logprobs,omitempty"`
 	Echo                bool            `json:"echo,omitempty"`
 	AddGenerationPrompt *bool           `json:"add_generation_prompt,omitempty"`
-	Stream              bool            `json:"stream,omitempty"`
-	StreamOptions       *StreamOptions  `json:"stream_options,omitempty"`
-	User                string          `json:"user,omitempty"`
+	// ChatTemplateKwargs are further variables of the model's chat template.
+	ChatTemplateKwargs map[string]json.RawMessage `json:"chat_template_kwargs,omitempty"`
+	Stream             bool                       `json:"stream,omitempty"`
+	StreamOptions      *StreamOptions             `json:"stream_options,omitempty"`
+	User               string                     `json:"user,omitempty"`
 	Sampling
 	Routing
 }
 
 // Message is one message of a conversation.
 type Message struct {
-	Role       string          `json:"role"`
-	Content    Content         `json:"content"`
-	Name       string          `json:"name,omitempty"`
-	ToolCalls  json.RawMessage `json:"tool_calls,omitempty"`
-	ToolCallID string          `json:"tool_call_id,omitempty"`
+	Role             string          `json:"role"`
+	Content          Content         `json:"content"`
+	Name             string          `json:"name,omitempty"`
+	ReasoningContent string          `json:"reasoning_content,omitempty"` // of an assistant's message
+	ToolCalls        json.RawMessage `json:"tool_calls,omitempty"`
+	ToolCallID       string          `json:"tool_call_id,omitempty"`
 }
 
 // Content is the content of a message: a string, a list of text parts or null.

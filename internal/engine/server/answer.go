@@ -19,6 +19,7 @@ type answer struct {
 	stream *engine.Stream
 	prompt []scheduler.Token // given back where the request asks for ids
 	text   text
+	calls  *toolCalls // nil: tool calls are text
 
 	output  int    // tokens of the answer
 	offset  int    // characters of the answer whose log probabilities are out
@@ -41,6 +42,7 @@ type counts struct{ output, cached int }
 type piece struct {
 	of     *answer
 	text   string
+	calls  []openai.ToolCall
 	tokens []scheduler.Token
 	probs  []sample.Logprobs // of tokens, where they are asked for
 }
@@ -48,6 +50,24 @@ type piece struct {
 // next waits for more. After the last piece done is set; err of the answer is
 // set if the engine failed it. The error of next is that of ctx.
 func (a *answer) next(ctx context.Context) (piece, error) {
+	p, err := a.read(ctx)
+	if err != nil || a.calls == nil {
+		return p, err
+	}
+	p.text, p.calls = a.calls.push(p.text)
+	if a.done {
+		text, calls := a.calls.flush()
+		p.text += text
+		p.calls = append(p.calls, calls...)
+		if a.calls.found > 0 && a.finish == openai.FinishStop {
+			a.finish = openai.FinishToolCalls
+		}
+	}
+	return p, nil
+}
+
+// read is next with tool calls still in the text.
+func (a *answer) read(ctx context.Context) (piece, error) {
 	p := piece{of: a}
 	for {
 		d, err := a.stream.Next(ctx)

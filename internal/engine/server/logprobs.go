@@ -7,7 +7,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/sluice-serving/sluice/internal/engine/sample"
-	"github.com/sluice-serving/sluice/internal/engine/tokenizer"
 	"github.com/sluice-serving/sluice/internal/openai"
 	"github.com/sluice-serving/sluice/scheduler"
 )
@@ -74,8 +73,9 @@ func finite(v float64) float64 { return math.Max(v, leastLogprob) }
 
 // tokenText is what a token adds to an answer, in bytes.
 func (s *Server) tokenText(t scheduler.Token) string {
-	if !s.engine.Text() {
+	words := s.engine.Tokenizer()
+	if words == nil {
 		return ""
 	}
-	return tokenizer.Builtin{}.Bytes(t)
+	return words.Bytes(t)
 }

@@ -3,7 +3,6 @@ package server
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"strconv"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/sluice-serving/sluice/internal/engine"
 	"github.com/sluice-serving/sluice/internal/engine/sample"
-	"github.com/sluice-serving/sluice/internal/engine/tokenizer"
 	"github.com/sluice-serving/sluice/internal/openai"
 	"github.com/sluice-serving/sluice/scheduler"
 )
@@ -48,6 +46,7 @@ type call struct {
 	usage      bool // a last chunk with usage
 	everyUsage bool // usage in every chunk
 	tokenIDs   bool
+	tools      bool // tool calls are taken out of the text
 	attempt    bool // an append attempt that may be refused
 	session    bool
 }
@@ -106,11 +105,12 @@ func (s *Server) readCompletion(w http.ResponseWriter, r *http.Request) (*call, 
 		return c, openai.BadRequest("prompt", "the prompt is missing or empty")
 	}
 	prompts := make([][]scheduler.Token, 0, q.Prompt.Len())
-	if len(q.Prompt.Texts) > 0 && !s.engine.Text() {
+	words := s.engine.Tokenizer()
+	if len(q.Prompt.Texts) > 0 && words == nil {
 		return c, openai.BadRequest("prompt", noText)
 	}
 	for _, text := range q.Prompt.Texts {
-		prompts = append(prompts, tokenizer.Encode(nil, text))
+		prompts = append(prompts, words.Encode(text))
 	}
 	for _, ids := range q.Prompt.Tokens {
 		p := make([]scheduler.Token, len(ids))
@@ -153,21 +153,16 @@ func (s *Server) readChat(w http.ResponseWriter, r *http.Request) (*call, *opena
 		return c, openai.BadRequest("echo", "echo is not supported by this model")
 	case q.AddGenerationPrompt != nil && !*q.AddGenerationPrompt:
 		return c, openai.BadRequest("add_generation_prompt", "the template always opens the assistant's answer")
-	case !s.engine.Text():
+	case s.engine.Tokenizer() == nil:
 		return c, openai.BadRequest("messages", noText)
 	case len(q.Messages) == 0:
 		return c, openai.BadRequest("messages", "messages is missing or empty")
 	}
-	messages := make([]tokenizer.Message, len(q.Messages))
-	for i, m := range q.Messages {
-		switch m.Role {
-		case "system", "developer", "user", "assistant", "tool":
-		default:
-			return c, openai.BadRequest(fmt.Sprintf("messages[%d].role", i), "unknown role %q", m.Role)
-		}
-		messages[i] = tokenizer.Message{Role: m.Role, Content: string(m.Content)}
+	prompt, e := s.conversation(c, &q)
+	if e != nil {
+		return c, e
 	}
-	return c, s.choices(c, [][]scheduler.Token{tokenizer.Render(messages)}, &q.Sampling, &q.Routing, 0)
+	return c, s.choices(c, [][]scheduler.Token{prompt}, &q.Sampling, &q.Routing, 0)
 }
 
 func (c *call) streamOptions(o *openai.StreamOptions) {

@@ -196,7 +196,10 @@ func (s *Server) fail(w http.ResponseWriter, c *call, err error) {
 func (s *Server) submit(ctx context.Context, c *call) ([]*answer, error) {
 	var answers []*answer
 	for i, req := range c.choices {
-		a := &answer{index: i, text: text{silent: !s.engine.Text(), stops: c.stops, min: c.min}}
+		a := &answer{index: i, text: newText(s.engine.Tokenizer(), c.stops, c.min)}
+		if c.tools {
+			a.calls = &toolCalls{}
+		}
 		if c.tokenIDs {
 			a.prompt = append([]scheduler.Token(nil), req.Prompt...)
 		}

@@ -19,7 +19,7 @@ func (s *Server) relay(w http.ResponseWriter, r *http.Request, c *call, answers 
 		if failed = s.failed(p.of); failed != nil {
 			return false
 		}
-		if p.text == "" && !p.of.done && !(c.tokenIDs && len(p.tokens) > 0) && len(p.probs) == 0 {
+		if p.text == "" && len(p.calls) == 0 && !p.of.done && !(c.tokenIDs && len(p.tokens) > 0) && len(p.probs) == 0 {
 			return true // nothing to show yet
 		}
 		var usage *openai.Usage
@@ -94,7 +94,10 @@ func (s *Server) chatChunks(c *call, p piece, created int64, usage *openai.Usage
 		}
 		events = append(events, open)
 	}
-	choice := openai.ChatChunkChoice{Delta: openai.Delta{Content: &p.text}, Logprobs: s.chatLogprobs(p.probs)}
+	choice := openai.ChatChunkChoice{Delta: openai.Delta{Content: &p.text, ToolCalls: wire(p.calls, true)}, Logprobs: s.chatLogprobs(p.probs)}
+	if p.text == "" && len(p.calls) > 0 {
+		choice.Delta.Content = nil
+	}
 	if c.tokenIDs {
 		choice.TokenIDs = ids(p.tokens)
 	}

@@ -9,7 +9,8 @@ import (
 
 // text turns the tokens of one answer into text and looks for stop strings.
 // Text that may be the beginning of a stop string is held back until it is
-// decided.
+// decided; so what is looked through for a token is its own text and at most the
+// longest stop string, however long the answer is.
 type text struct {
 	silent bool // tokens have no text here
 	stops  []string
@@ -19,29 +20,35 @@ type text struct {
 	held   string
 }
 
+// newText is for one answer of a model, whose tokens have no text if of is nil.
+func newText(of tokenizer.Tokenizer, stops []string, min int) text {
+	return text{silent: of == nil, stops: stops, min: min, dec: tokenizer.Decoder{Of: of}}
+}
+
 // push adds tokens and returns the text that is certain to be part of the
 // answer, and how many of the tokens belong to it. hit is the stop string that
 // ends the answer, empty if none does; the string itself is not part of it.
-func (t *text) push(tokens []scheduler.Token) (out string, used int, hit string) {
+func (t *text) push(tokens []scheduler.Token) (_ string, used int, hit string) {
 	if t.silent {
 		t.tokens += len(tokens)
 		return "", len(tokens), ""
 	}
+	var out strings.Builder
 	for i, tok := range tokens {
 		t.tokens++
 		t.held += t.dec.Push(tok)
 		if t.tokens >= t.min {
 			if at, stop := t.find(); stop != "" {
-				out += t.held[:at]
+				out.WriteString(t.held[:at])
 				t.held = ""
-				return out, i + 1, stop
+				return out.String(), i + 1, stop
 			}
 		}
 		keep := t.undecided()
-		out += t.held[:len(t.held)-keep]
+		out.WriteString(t.held[:len(t.held)-keep])
 		t.held = t.held[len(t.held)-keep:]
 	}
-	return out, len(tokens), ""
+	return out.String(), len(tokens), ""
 }
 
 // flush returns what is held at the end of the answer.

@@ -15,9 +15,11 @@ func (s *Server) gather(w http.ResponseWriter, r *http.Request, c *call, answers
 	texts := make([]strings.Builder, len(answers))
 	tokens := make([][]scheduler.Token, len(answers))
 	probs := make([][]sample.Logprobs, len(answers))
+	calls := make([][]openai.ToolCall, len(answers))
 	var failed *openai.Error
 	err := pieces(r.Context(), answers, func(p piece) bool {
 		texts[p.of.index].WriteString(p.text)
+		calls[p.of.index] = append(calls[p.of.index], p.calls...)
 		if c.tokenIDs {
 			tokens[p.of.index] = append(tokens[p.of.index], p.tokens...)
 		}
@@ -37,7 +39,7 @@ func (s *Server) gather(w http.ResponseWriter, r *http.Request, c *call, answers
 		out := openai.ChatResponse{ID: c.answerID, Object: openai.ObjectChat, Created: time.Now().Unix(), Model: c.model, Usage: u}
 		for i, a := range answers {
 			choice := openai.ChatChoice{
-				Index: i, Message: openai.AnswerMessage{Role: "assistant", Content: texts[i].String()},
+				Index: i, Message: openai.AnswerMessage{Role: "assistant", Content: texts[i].String(), ToolCalls: wire(calls[i], false)},
 				FinishReason: optional(a.finish), StopReason: a.stop, Logprobs: s.chatLogprobs(probs[i]),
 			}
 			if c.tokenIDs {

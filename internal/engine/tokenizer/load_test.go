@@ -22,7 +22,7 @@ func folder(t *testing.T, edit func(object), others map[string]string) string {
 	edit(file)
 	raw, err := json.Marshal(file)
 	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(dir, vocabularyFile), raw, 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, File), raw, 0o600))
 	for name, text := range others {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
@@ -50,7 +50,9 @@ func TestTokenizersThatCannotBeUsed(t *testing.T) {
 		{`token "new" with id 7 is another one`, func(f object) { f["added_tokens"] = []any{object{"id": 7, "content": "new"}} }},
 		{`token "A" with id 7 is another one`, func(f object) { f["added_tokens"] = []any{object{"id": 7, "content": "A"}} }},
 		{`token "far" has id 99999999`, func(f object) { f["added_tokens"] = []any{object{"id": 99999999, "content": "far"}} }},
-		{`normalizer type "Lowercase"`, func(f object) { f["normalizer"] = object{"type": "Sequence", "normalizers": []any{object{"type": "Lowercase"}}} }},
+		{`normalizer type "Lowercase"`, func(f object) {
+			f["normalizer"] = object{"type": "Sequence", "normalizers": []any{object{"type": "Lowercase"}}}
+		}},
 		{"no ByteLevel part", func(f object) { f["pre_tokenizer"] = nil }},
 		{`pre_tokenizer type "Metaspace"`, func(f object) { f["pre_tokenizer"] = object{"type": "Metaspace"} }},
 		{"add_prefix_space", func(f object) { f["pre_tokenizer"] = object{"type": "ByteLevel", "add_prefix_space": true} }},
@@ -74,12 +76,12 @@ func TestTokenizersThatCannotBeUsed(t *testing.T) {
 		dir := folder(t, x.edit, nil)
 		_, err := Load(dir)
 		require.ErrorContains(t, err, x.err)
-		require.ErrorContains(t, err, filepath.Join(dir, vocabularyFile))
+		require.ErrorContains(t, err, filepath.Join(dir, File))
 	}
 	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, vocabularyFile), []byte("{"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, File), []byte("{"), 0o600))
 	_, err := Load(dir)
-	require.ErrorContains(t, err, vocabularyFile)
+	require.ErrorContains(t, err, File)
 	m, err := Load(t.TempDir())
 	require.NoError(t, err)
 	require.Nil(t, m, "a folder without a tokenizer")

@@ -13,13 +13,14 @@ import (
 	"github.com/sluice-serving/sluice/kvcache"
 )
 
-// The files of a checkpoint's folder that are read here. All but the first may
-// be absent; the template in a file of its own is taken before the one in the
-// configuration.
+// File is the file of a checkpoint's folder that makes it have a tokenizer.
+const File = "tokenizer.json"
+
+// The other files, which may be absent; the template in a file of its own is
+// taken before the one in the configuration.
 const (
-	vocabularyFile = "tokenizer.json"
-	configFile     = "tokenizer_config.json"
-	templateFile   = "chat_template.jinja"
+	configFile   = "tokenizer_config.json"
+	templateFile = "chat_template.jinja"
 )
 
 // Model is a checkpoint's own tokenizer and chat template.
@@ -33,7 +34,7 @@ var _ Tokenizer = (*Model)(nil)
 // Load reads the tokenizer of a checkpoint's folder. It is nil if the folder has
 // no tokenizer.json; files that cannot be used are errors that name the file.
 func Load(dir string) (*Model, error) {
-	raw, err := os.ReadFile(filepath.Join(dir, vocabularyFile))
+	raw, err := os.ReadFile(filepath.Join(dir, File))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -42,7 +43,7 @@ func Load(dir string) (*Model, error) {
 	}
 	m := &Model{}
 	if m.vocabulary, err = parseByteLevel(raw); err != nil {
-		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, vocabularyFile), err)
+		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, File), err)
 	}
 	m.template, err = loadTemplate(dir)
 	return m, err
