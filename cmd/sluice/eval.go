@@ -17,7 +17,7 @@ func newEvalCmd() *cobra.Command {
 		Short: "Ask GSM8K questions of any OpenAI endpoint and count the right answers",
 		Long: `Asks the questions of a file in GSM8K's line format and compares the numbers of the answers:
 strict takes the one behind "####", flexible the last of the text. The first lines of the file
-are the examples.`,
+are the examples. A key in the environment variable OPENAI_API_KEY is sent to the endpoint.`,
 		Example: `  sluice eval --url http://127.0.0.1:8000 --model NAME --file questions.jsonl --shots 5`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -30,6 +30,7 @@ are the examples.`,
 			if err != nil {
 				return fmt.Errorf("%s: %w", file, err)
 			}
+			o.Key = os.Getenv("OPENAI_API_KEY")
 			r, err := eval.Run(cmd.Context(), questions, o)
 			if err != nil {
 				return err
@@ -42,7 +43,8 @@ are the examples.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.URL, "url", "http://127.0.0.1:8000", "endpoint, without /v1")
+	f.StringVar(&o.URL, "url", "http://127.0.0.1:8000", "endpoint, with or without /v1")
+	f.BoolVar(&o.Chat, "chat", false, "ask /v1/chat/completions, for endpoints or models that only chat")
 	f.StringVar(&o.Model, "model", "builtin", "model to ask")
 	f.StringVar(&file, "file", "", "questions, one JSON object per line")
 	f.IntVar(&o.Shots, "shots", 5, "lines that are shown as examples")

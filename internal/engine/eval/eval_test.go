@@ -23,6 +23,19 @@ func TestExtraction(t *testing.T) {
 		{"-0", "", "0"},
 		{"no number here", "", ""},
 		{"#### many", "", ""},
+		{"#### many, then\n#### 8", "8", "8"},
+		{"#### 1\n\n#### 2", "1", "2"},
+		{"####\n3", "3", "3"},
+		{"### 4", "", "4"},
+		{"#### .5", "0.5", "0.5"},
+		{"$-3.20 is -$3.2", "", "-3.2"},
+		{"#### $-3.20", "-3.2", "-3.2"},
+		{"it costs 10% of 250,", "", "250"},
+		{"1,000,000.", "", "1000000"},
+		{"#### 100.00 dollars", "100", "100"},
+		{"the 2nd of 5 apples", "", "5"},
+		{"#### 0.10", "0.1", "0.1"},
+		{"#### 000", "0", "0"},
 	} {
 		s, ok := Strict(x.text)
 		require.Equal(t, x.strict, s, x.text)
@@ -73,6 +86,28 @@ func TestRunCounts(t *testing.T) {
 	require.ErrorContains(t, err, "none is left")
 	_, err = Run(t.Context(), qs, Options{Limit: -1})
 	require.Error(t, err)
+}
+
+func TestChatEndpointWithAKey(t *testing.T) {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var q struct {
+			Messages []struct{ Role, Content string }
+		}
+		err := json.NewDecoder(r.Body).Decode(&q)
+		if err != nil || r.URL.Path != "/v1/chat/completions" || r.Header.Get("Authorization") != "Bearer k" || len(q.Messages) != 1 || q.Messages[0].Role != "user" {
+			w.WriteHeader(http.StatusBadRequest)
+			return
+		}
+		_ = json.NewEncoder(w).Encode(map[string]any{"choices": []any{map[string]any{"message": map[string]any{"content": "#### 2"}}}})
+	}))
+	defer srv.Close()
+	qs, err := Read(strings.NewReader(lines))
+	require.NoError(t, err)
+	for _, url := range []string{srv.URL, srv.URL + "/v1/"} {
+		r, err := Run(t.Context(), qs, Options{URL: url, Key: "k", Chat: true, Client: srv.Client()})
+		require.NoError(t, err)
+		require.Equal(t, Result{Asked: 4, Strict: 1, Flexible: 1}, r)
+	}
 }
 
 func TestFilesThatAreNone(t *testing.T) {

@@ -11,12 +11,16 @@ import (
 	"strings"
 )
 
+// numeral is a number as people write it: a sign, a dollar sign on either side of
+// it, digits with separators, perhaps none before the point.
+const numeral = `(?:-?\$?|\$-)(?:[0-9][0-9.,]*|\.[0-9]+)`
+
 var (
-	marked = regexp.MustCompile(`####\s*(-?\$?[0-9][0-9.,]*)`)
-	number = regexp.MustCompile(`-?\$?[0-9][0-9.,]*`)
+	marked = regexp.MustCompile(`####\s*(` + numeral + `)`)
+	number = regexp.MustCompile(numeral)
 )
 
-// Strict is the number behind the first "####" of an answer.
+// Strict is the number behind the first "####" of an answer that has one.
 func Strict(answer string) (string, bool) {
 	m := marked.FindStringSubmatch(answer)
 	if m == nil {

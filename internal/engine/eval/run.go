@@ -42,7 +42,9 @@ func Read(r io.Reader) ([]Question, error) {
 
 // Options say what is asked of whom.
 type Options struct {
-	URL         string // of the endpoint, without /v1
+	URL         string // of the endpoint, with or without /v1
+	Key         string // sent as a bearer token; "": none
+	Chat        bool   // ask /v1/chat/completions, the whole prompt as the user's message, rather than /v1/completions
 	Model       string
 	Shots       int // questions, from the first on, that are shown with their answers and not asked
 	Limit       int // questions to ask; 0: all
@@ -141,24 +143,35 @@ func Run(ctx context.Context, questions []Question, o Options) (Result, error) {
 
 // ask gives the text of one answer.
 func (o Options) ask(ctx context.Context, prompt string) (string, error) {
-	body, err := json.Marshal(map[string]any{
-		"model": o.Model, "prompt": prompt, "max_tokens": o.MaxTokens, "temperature": 0, "stop": []string{"Question:", "\n\nQuestion"},
-	})
+	path := "/v1/completions"
+	body := map[string]any{
+		"model": o.Model, "max_tokens": o.MaxTokens, "temperature": 0, "stop": []string{"Question:", "\n\nQuestion"},
+	}
+	if o.Chat {
+		path = "/v1/chat/completions"
+		body["messages"] = []map[string]string{{"role": "user", "content": prompt}}
+	} else {
+		body["prompt"] = prompt
+	}
+	raw, err := json.Marshal(body)
 	if err != nil {
 		return "", err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(o.URL, "/")+"/v1/completions", bytes.NewReader(body))
+	base := strings.TrimSuffix(strings.TrimSuffix(o.URL, "/"), "/v1")
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, base+path, bytes.NewReader(raw))
 	if err != nil {
 		return "", err
 	}
 	req.Header.Set("Content-Type", "application/json")
+	if o.Key != "" {
+		req.Header.Set("Authorization", "Bearer "+o.Key)
+	}
 	resp, err := o.Client.Do(req)
 	if err != nil {
 		return "", err
 	}
 	defer resp.Body.Close()
-	raw, err := io.ReadAll(io.LimitReader(resp.Body, 8<<20))
-	if err != nil {
+	if raw, err = io.ReadAll(io.LimitReader(resp.Body, 8<<20)); err != nil {
 		return "", err
 	}
 	if resp.StatusCode != http.StatusOK {
@@ -166,11 +179,14 @@ func (o Options) ask(ctx context.Context, prompt string) (string, error) {
 	}
 	var out struct {
 		Choices []struct {
-			Text string `json:"text"`
+			Text    string `json:"text"`
+			Message struct {
+				Content string `json:"content"`
+			} `json:"message"`
 		} `json:"choices"`
 	}
 	if err := json.Unmarshal(raw, &out); err != nil || len(out.Choices) == 0 {
 		return "", fmt.Errorf("no answer in %.200s", raw)
 	}
-	return out.Choices[0].Text, nil
+	return out.Choices[0].Text + out.Choices[0].Message.Content, nil
 }

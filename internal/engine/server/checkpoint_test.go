@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-serving/sluice/internal/engine"
+	"github.com/sluice-serving/sluice/internal/engine/eval"
 	"github.com/sluice-serving/sluice/internal/engine/tokenizer"
 	"github.com/sluice-serving/sluice/internal/openai"
 )
@@ -153,6 +154,15 @@ func TestMalformedToolCall(t *testing.T) {
 		text += *ev.Choices[0].Delta.Content
 	}
 	require.Equal(t, want, text)
+}
+
+// Questions are asked of the engine as of any other endpoint.
+func TestEvaluationOfACheckpoint(t *testing.T) {
+	n := startScripted(t, "3 and 4", " are 7.", "\n#", "### 7", "\n\nQuestion", ": more 8")
+	questions := []eval.Question{{Question: "a", Answer: "#### 1"}, {Question: "b", Answer: "#### 7"}, {Question: "c", Answer: "#### 8"}}
+	r, err := eval.Run(t.Context(), questions, eval.Options{URL: n.url, Model: "s", Chat: true, Shots: 1, MaxTokens: 16, Client: n.client})
+	require.NoError(t, err)
+	require.Equal(t, eval.Result{Asked: 2, Strict: 1, Flexible: 1}, r)
 }
 
 func TestChatRequestsThatAreRefused(t *testing.T) {
