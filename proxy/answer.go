@@ -48,7 +48,7 @@ func (a *answer) whole(status int, contentType string, body []byte) bool {
 
 // events sends bytes that are whole events, the header before the first.
 // pending says that more will follow at once, so that the flush can wait.
-func (a *answer) events(p []byte, flush flushing) bool {
+func (a *answer) events(p []byte, flush flushing, now time.Time) bool {
 	if !a.begun() {
 		a.status, a.stream = http.StatusOK, true
 		h := a.w.Header()
@@ -56,7 +56,7 @@ func (a *answer) events(p []byte, flush flushing) bool {
 		h["Cache-Control"] = []string{"no-cache"}
 		a.w.WriteHeader(http.StatusOK)
 	}
-	a.deadline(time.Now())
+	a.deadline(now)
 	if _, err := a.w.Write(p); err != nil {
 		return false
 	}
@@ -84,6 +84,6 @@ func (a *answer) fail(e *openai.Error) {
 		if err != nil { // an error always encodes
 			panic(err)
 		}
-		a.events(openai.AppendEvent(nil, "", body), flushNow)
+		a.events(openai.AppendEvent(nil, "", body), flushNow, time.Now())
 	}
 }

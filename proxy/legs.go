@@ -74,43 +74,6 @@ func (x *exchange) send(ctx context.Context, c call) (*wire.Response, error) {
 	return x.p.pool.Do(ctx, &wire.Request{Method: http.MethodPost, Addr: c.target.Decoder, Path: x.path, Header: h, Body: x.body.Spliced(c.edits...)})
 }
 
-// watch is a timer that ends a leg when nothing happens for too long.
-type watch struct {
-	timer *time.Timer
-	idle  time.Duration
-	body  io.Reader
-	set   time.Time // when the timer was set last
-}
-
-func newWatch(cancel context.CancelCauseFunc, first time.Duration) *watch {
-	return &watch{timer: time.AfterFunc(first, func() { cancel(errTimeout) })}
-}
-
-// follow reads an answer's body; every read gives it the idle time anew, or up
-// to an eighth more: the timer is set only when that much has passed.
-func (w *watch) follow(body io.Reader, idle time.Duration) io.Reader {
-	w.body, w.idle = body, idle
-	w.reset()
-	return w
-}
-
-func (w *watch) reset() {
-	now := time.Now()
-	if now.Sub(w.set) < w.idle/8 {
-		return
-	}
-	w.set = now
-	w.timer.Reset(w.idle + w.idle/8)
-}
-
-func (w *watch) Read(p []byte) (int, error) {
-	n, err := w.body.Read(p)
-	if n > 0 {
-		w.reset()
-	}
-	return n, err
-}
-
 // answerFrom sends a leg to a Decoder and relays its answer.
 func (x *exchange) answerFrom(c call, mode relayMode) result {
 	line := LegTrace{Leg: c.leg.String(), RequestID: c.id, Instance: c.target.Decoder, Rank: int(c.target.Rank)}
@@ -124,7 +87,7 @@ func (x *exchange) answerFrom(c call, mode relayMode) result {
 		c.id, line.RequestID = mode.push.leg, mode.push.leg
 	}
 	w := newWatch(cancel, c.limit)
-	defer w.timer.Stop()
+	defer w.stop()
 	x.trace.leg(&c)
 	res := func() result {
 		resp, err := x.send(ctx, c)
@@ -154,7 +117,7 @@ func (x *exchange) answerFrom(c call, mode relayMode) result {
 		}
 		rel := relay{x: x, c: c, ctx: ctx, mode: mode, status: resp.Status}
 		if isEventStream(resp.Header.Get("Content-Type")) {
-			res := rel.stream(body)
+			res := rel.stream(resp, body)
 			line.Output = rel.output()
 			return res
 		}

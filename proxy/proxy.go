@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-serving/sluice/internal/openai"
 	"github.com/sluice-serving/sluice/proxy/route"
+	"github.com/sluice-serving/sluice/proxy/socket"
 	"github.com/sluice-serving/sluice/proxy/wire"
 )
 
@@ -232,6 +233,7 @@ func (p *Proxy) Server() *http.Server {
 // proxy.
 func (p *Proxy) Serve(ctx context.Context, l net.Listener, grace time.Duration) error {
 	srv := p.Server()
+	l = socket.Listen(l)
 	if p.cfg.MaxConnections > 0 {
 		l = netutil.LimitListener(l, p.cfg.MaxConnections)
 	}

@@ -208,7 +208,7 @@ func (r *relay) recomputed(o *splice.Object) result {
 // give hands the rest of the answer to another round.
 func (r *relay) give(reason string) result {
 	r.begin()
-	if len(r.held) > 0 && !r.write(nil, flushNow) {
+	if len(r.held) > 0 && !r.write(nil, flushNow, time.Now()) {
 		return result{verdict: gone}
 	}
 	c, o := r.x.cont, &r.x.outcome

@@ -176,7 +176,7 @@ func (x *exchange) prefillLeg(addr, id string, edits []splice.Edit) (params json
 	ctx, cancel := x.legContext()
 	defer cancel(nil)
 	w := newWatch(cancel, c.limit)
-	defer w.timer.Stop()
+	defer w.stop()
 	resp, err := x.send(ctx, c)
 	if err != nil {
 		x.learn(c, nil, err)

@@ -1,12 +1,14 @@
 package proxy
 
 import (
+	"context"
 	"errors"
 	"io"
 	"strings"
 	"time"
 
 	"github.com/sluice-serving/sluice/internal/openai"
+	"github.com/sluice-serving/sluice/proxy/wire"
 )
 
 // maxHeld bounds the bytes that are held back before output is proven.
@@ -16,32 +18,39 @@ func isEventStream(contentType string) bool {
 	return len(contentType) >= 17 && strings.EqualFold(contentType[:17], "text/event-stream")
 }
 
-// stream relays an event stream, event by event. Events are held back until
-// one proves output or ends the answer.
-func (r *relay) stream(body io.Reader) result {
-	x := r.x
-	events := openai.NewReader(body, int(min(x.p.cfg.MaxAnswer, 1<<30)))
+// stream relays an event stream, event by event, as its bytes come. Events are
+// held back until one proves output or ends the answer.
+func (r *relay) stream(resp *wire.Response, body io.Reader) (res result) {
+	events := openai.NewReader(body, int(min(r.x.p.cfg.MaxAnswer, 1<<30)))
 	ended := false // the end marker came
-	for {
-		ev, err := events.Next()
-		if err != nil {
-			return r.end(err, ended)
-		}
-		if ended {
-			continue
-		}
-		if ev.IsDone() {
-			ended = true
-			r.begin()
-			if !r.write(ev.Raw, flushNow) {
-				return result{verdict: gone}
+	err := resp.Poll(func() (over bool) {
+		for !over {
+			ev, err := events.Next()
+			switch {
+			case err == openai.ErrWait:
+				return false
+			case err != nil:
+				res, over = r.end(err, ended), true
+			case ended:
+			case ev.IsDone():
+				ended = true
+				r.begin()
+				if !r.write(ev.Raw, flushNow, time.Now()) {
+					res, over = result{verdict: gone}, true
+				}
+			default:
+				res, over = r.event(ev, events.Pending())
 			}
-			continue
 		}
-		if res, over := r.event(ev, events.Pending()); over {
-			return res
+		return true
+	})
+	if err != nil { // the wait was ended
+		if cause := context.Cause(r.ctx); errors.Is(cause, io.ErrUnexpectedEOF) {
+			err = cause
 		}
+		return r.end(err, ended)
 	}
+	return res
 }
 
 // end is the end of the byte stream.
@@ -81,8 +90,9 @@ func (r *relay) cut(reason string, problem *openai.Error) result {
 // event handles one event that is not the end marker. over is true when the
 // stream needs no further reading.
 func (r *relay) event(ev openai.Event, more bool) (res result, over bool) {
+	now := time.Now()
 	if ev.Data == nil || r.object.Reset(ev.Data) != nil {
-		return r.pass(ev.Raw, more) // a comment, or nothing that we read
+		return r.pass(ev.Raw, more, now) // a comment, or nothing that we read
 	}
 	f := inspect(&r.object, r.status)
 	if !r.sawOutput {
@@ -98,7 +108,7 @@ func (r *relay) event(ev openai.Event, more bool) (res result, over bool) {
 			// It carries the last tokens too: they go out without the end.
 			r.outputs++
 			r.begin()
-			if !r.write(openai.AppendEvent(nil, string(ev.Name), r.x.unfinished(&r.object, f)), flushNow) {
+			if !r.write(openai.AppendEvent(nil, string(ev.Name), r.x.unfinished(&r.object, f)), flushNow, now) {
 				return result{verdict: gone}, true
 			}
 		}
@@ -113,7 +123,7 @@ func (r *relay) event(ev openai.Event, more bool) (res result, over bool) {
 		r.begin()
 	}
 	if f.text {
-		r.pace(time.Now())
+		r.pace(now)
 	}
 	if r.mode.dropUsage && f.choices == 0 && f.hasUsage {
 		return result{}, false
@@ -134,15 +144,15 @@ func (r *relay) event(ev openai.Event, more bool) (res result, over bool) {
 	r.out = out
 	if f.isError {
 		// The engine says itself that the answer ends here.
-		r.write(out, flushNow)
+		r.write(out, flushNow, now)
 		r.x.p.metrics.blocked.Inc()
 		return result{verdict: cut, reason: "error:event"}, true
 	}
-	return r.pass(out, more)
+	return r.pass(out, more, now)
 }
 
 // pass sends an event on, or holds it back while no output is proven.
-func (r *relay) pass(raw []byte, more bool) (result, bool) {
+func (r *relay) pass(raw []byte, more bool, now time.Time) (result, bool) {
 	if !r.sawOutput {
 		if len(r.held)+len(raw) > maxHeld {
 			return result{verdict: failed, reason: "error:held", problem: openai.BadGateway("the %s sent too much before any output", roles[r.c.leg])}, true
@@ -154,17 +164,17 @@ func (r *relay) pass(raw []byte, more bool) (result, bool) {
 	if more {
 		flush = flushLater
 	}
-	if !r.write(raw, flush) {
+	if !r.write(raw, flush, now) {
 		return result{verdict: gone}, true
 	}
 	return result{}, false
 }
 
 // write sends what was held back, then raw.
-func (r *relay) write(raw []byte, flush flushing) bool {
+func (r *relay) write(raw []byte, flush flushing, now time.Time) bool {
 	if len(r.held) > 0 {
 		raw = append(r.held, raw...)
 		r.held = nil
 	}
-	return r.x.out.events(raw, flush)
+	return r.x.out.events(raw, flush, now)
 }

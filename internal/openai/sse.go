@@ -17,6 +17,9 @@ const Done = "[DONE]"
 // ErrEventTooLong reports an event longer than the reader's limit.
 var ErrEventTooLong = errors.New("event is longer than the limit")
 
+// ErrWait is what a source gives a Reader that must not wait: nothing is there.
+var ErrWait = errors.New("no event at the moment")
+
 // DefaultMaxEvent is the limit in bytes of one event when none is given.
 const DefaultMaxEvent = 16 << 20
 
@@ -60,7 +63,7 @@ func NewReader(src io.Reader, maxEvent int) *Reader {
 
 // Next gives the next event. It gives io.EOF at the end of the stream,
 // io.ErrUnexpectedEOF when the stream ends inside an event, ErrEventTooLong, or
-// the error of the underlying reader.
+// the error of the underlying reader. After ErrWait it may be called again.
 func (r *Reader) Next() (Event, error) {
 	for {
 		if end, ok := r.blankLine(); ok {
@@ -78,7 +81,9 @@ func (r *Reader) Next() (Event, error) {
 			r.err = ErrEventTooLong
 			return Event{}, r.err
 		}
-		r.fill()
+		if !r.fill() {
+			return Event{}, ErrWait
+		}
 	}
 }
 
@@ -91,7 +96,8 @@ func (r *Reader) Pending() bool {
 // Buffered is the part of the stream that was read but not yet given out.
 func (r *Reader) Buffered() []byte { return r.buf[r.start:] }
 
-func (r *Reader) fill() {
+// fill reads more; false when the source has nothing.
+func (r *Reader) fill() bool {
 	if r.start > 0 && (r.start == len(r.buf) || cap(r.buf)-len(r.buf) < 512) {
 		n := copy(r.buf, r.buf[r.start:])
 		r.buf, r.scan, r.start = r.buf[:n], r.scan-r.start, 0
@@ -104,14 +110,18 @@ func (r *Reader) fill() {
 	for range 100 {
 		n, err := r.src.Read(r.buf[len(r.buf):cap(r.buf)])
 		r.buf = r.buf[:len(r.buf)+n]
+		if err == ErrWait {
+			return n > 0
+		}
 		if err != nil {
 			r.err = err
 		}
 		if n > 0 || err != nil {
-			return
+			return true
 		}
 	}
 	r.err = io.ErrNoProgress
+	return true
 }
 
 // blankLine looks for the end of the current event from r.scan on, which

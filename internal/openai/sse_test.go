@@ -103,6 +103,39 @@ func TestReaderAnyChunking(t *testing.T) {
 	})
 }
 
+// waiting has nothing at every second read.
+type waiting struct {
+	src   io.Reader
+	empty bool
+}
+
+func (w *waiting) Read(p []byte) (int, error) {
+	if w.empty = !w.empty; w.empty {
+		return 0, ErrWait
+	}
+	return w.src.Read(p)
+}
+
+// A reader goes on after a source that had nothing, at any byte.
+func TestReaderWaits(t *testing.T) {
+	const in = "data: a\r\n\r\n: c\n\nevent: e\ndata: b\ndata: c\n\ndata: d\r\r"
+	want, wantErr := readAll(strings.NewReader(in))
+	r := NewReader(&waiting{src: iotest.OneByteReader(strings.NewReader(in))}, 0)
+	var got []plainEvent
+	for {
+		ev, err := r.Next()
+		if err == ErrWait {
+			continue
+		}
+		if err != nil {
+			require.Equal(t, wantErr, err)
+			break
+		}
+		got = append(got, plainEvent{string(ev.Raw), string(ev.Name), string(ev.Data)})
+	}
+	require.Equal(t, want, got)
+}
+
 func FuzzReader(f *testing.F) {
 	f.Add([]byte("data: a\r\n\r\nevent: x\ndata\n\n"))
 	f.Add([]byte("\xef\xbb\xbf:\r\r\n\n"))

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+
+	"github.com/sluice-serving/sluice/proxy/socket"
 )
 
 // runBackend is an instance that answers at once and computes nothing. It
@@ -22,6 +24,7 @@ func runBackend() error {
 	if err != nil {
 		return err
 	}
+	l = socket.Listen(l)
 	fmt.Printf("listening on http://%s\n", l.Addr())
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, os.Interrupt)

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/sluice-serving/sluice/proxy/socket"
 )
 
 // client is one keep-alive connection that sends the same request again and again.
@@ -32,6 +34,9 @@ func dial(addr, body string, headers ...string) (*client, error) {
 	conn, err := net.Dial("tcp", addr)
 	if err != nil {
 		return nil, err
+	}
+	if short := socket.New(conn); short != nil {
+		conn = short
 	}
 	var head strings.Builder
 	fmt.Fprintf(&head, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n", len(body))

@@ -98,22 +98,6 @@ func (p *process) stop() error {
 	return nil
 }
 
-// cpu is the processor time that the process has used.
-func (p *process) cpu() time.Duration {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
-	if err != nil {
-		return 0
-	}
-	_, rest, _ := strings.Cut(string(raw), ") ")
-	f := strings.Fields(rest)
-	if len(f) < 13 {
-		return 0
-	}
-	user, _ := strconv.Atoi(f[11])
-	system, _ := strconv.Atoi(f[12])
-	return time.Duration(user+system) * 10 * time.Millisecond // the kernel counts hundredths
-}
-
 // memory is a size in MiB from the process's status: VmHWM or VmRSS.
 func (p *process) memory(key string) float64 {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))

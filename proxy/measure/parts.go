@@ -75,7 +75,8 @@ func throughput(o options) error {
 	}
 	defer b.stop()
 	const width = 16
-	rate := func(dialAll func() ([]*client, error)) (float64, error) {
+	var done [2]int // requests, direct and through the proxy
+	rate := func(done *int, dialAll func() ([]*client, error)) (float64, error) {
 		var count atomic.Int64
 		var group sync.WaitGroup
 		var failed error
@@ -103,10 +104,12 @@ func throughput(o options) error {
 			})
 		}
 		group.Wait()
-		return float64(count.Load()) / time.Since(began).Seconds(), failed
+		*done = int(count.Load())
+		return float64(*done) / time.Since(began).Seconds(), failed
 	}
 	body, marked := chatBody(o.body, ""), chatBody(o.body, prefillMark)
-	direct, err := rate(func() ([]*client, error) {
+	before := b.work()
+	direct, err := rate(&done[0], func() ([]*client, error) {
 		p, err := dial(b.p.addr, marked)
 		if err != nil {
 			return nil, err
@@ -117,18 +120,16 @@ func throughput(o options) error {
 	if err != nil {
 		return err
 	}
-	before, backends := b.proxy.cpu(), b.p.cpu()+b.d.cpu()
-	via, err := rate(func() ([]*client, error) {
+	between := b.work()
+	via, err := rate(&done[1], func() ([]*client, error) {
 		c, err := dial(b.proxy.addr, body)
 		return []*client{c}, err
 	})
 	if err != nil {
 		return err
 	}
-	requests := via * float64(o.seconds)
-	per := time.Duration(float64(b.proxy.cpu()-before) / requests)
-	others := time.Duration(float64(b.p.cpu()+b.d.cpu()-backends) / requests)
-	fmt.Printf("| P/D requests per second, concurrency %d | %.0f | %.0f | %s of processor time per request in the proxy, %s in the backends |\n", width, direct, via, micros(per), micros(others))
+	fmt.Printf("| P/D requests per second, concurrency %d | %.0f | %.0f | %.2f |\n", width, direct, via, via/direct)
+	b.rows("request", before, between, done[0], done[1])
 	return nil
 }
 
@@ -200,11 +201,12 @@ func streams(o options) error {
 	defer b.stop()
 	body := chatBody(2000, `,"stream":true,"chunks":64,"pace_ms":20`)
 	const length = 64 * 20 * time.Millisecond
+	before := b.work()
 	direct, err := delays(b.d.addr, o.streams, o.rounds, length, body)
 	if err != nil {
 		return err
 	}
-	before := b.proxy.cpu()
+	between := b.work()
 	via, err := delays(b.proxy.addr, o.streams, o.rounds, length, body)
 	if err != nil {
 		return err
@@ -213,7 +215,8 @@ func streams(o options) error {
 		a, v := quantile(direct, q), quantile(via, q)
 		fmt.Printf("| %d streams of 64 chunks at 20 ms, delay of a chunk, p%.0f | %s | %s | +%s |\n", o.streams, q*100, milli(a), milli(v), milli(v-a))
 	}
-	fmt.Printf("| the same, processor time of the proxy per chunk | | %s | |\n", micros(time.Duration(float64(b.proxy.cpu()-before)/float64(o.streams*o.rounds*64))))
+	chunks := o.streams * o.rounds * 64
+	b.rows("chunk", before, between, chunks, chunks)
 	return nil
 }
 

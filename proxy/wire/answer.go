@@ -1,12 +1,9 @@
 package wire
 
 import (
-	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
-	"net/http/httputil"
 	"strings"
 )
 
@@ -29,14 +26,15 @@ type Response struct {
 	Status int
 	Header Header
 
-	conn   *conn
-	pool   *Pool
-	addr   string
-	stop   func() bool
-	left   int64     // bytes of a body of known length; -1 when it is chunked or ends with the connection
-	chunks io.Reader // of a chunked body
-	eof    bool
-	closes bool // the connection ends with the answer
+	conn    *conn
+	pool    *Pool
+	addr    string
+	stop    func() bool
+	left    int64 // bytes of a body of known length; -1 when it is chunked or ends with the connection
+	chunked bool
+	chunks  chunks
+	eof     bool
+	closes  bool // the connection ends with the answer
 }
 
 // AnswerError reports an answer that does not follow HTTP/1.1.
@@ -50,36 +48,32 @@ func malformed(format string, args ...any) error {
 
 // readAnswer reads the status line and the header of one answer, informational
 // ones included. Whatever could make two readers disagree about where the body
-// ends is an error.
+// ends is an error. After socket.ErrWait it goes on where it was.
 func readAnswer(c *conn) (*Response, error) {
-	block := c.text[:0]
-	var ends [64]int // of the lines in block
-	lines := 0
 	for {
-		line, err := readLine(c.r, &c.long)
+		line, err := c.line()
 		if err != nil {
 			return nil, err
 		}
 		if len(line) == 0 {
 			break
 		}
-		if lines == len(ends) {
-			return nil, malformed("more than %d header fields", len(ends)-1)
+		if len(c.ends) == maxFields+1 {
+			return nil, malformed("more than %d header fields", maxFields)
 		}
-		block = append(block, line...)
-		ends[lines] = len(block)
-		lines++
+		c.text = append(c.text, line...)
+		c.ends = append(c.ends, len(c.text))
 	}
-	c.text = block
-	if lines == 0 {
+	text, ends := string(c.text), c.ends
+	c.text, c.ends = c.text[:0], c.ends[:0]
+	if len(ends) == 0 {
 		return nil, malformed("an empty status line")
 	}
-	text := string(block)
 	status, minor, err := statusLine(text[:ends[0]])
 	if err != nil {
 		return nil, err
 	}
-	r := &Response{Status: status, Header: make(Header, lines-1), conn: c, left: -1, closes: minor == 0}
+	r := &Response{Status: status, Header: make(Header, len(ends)-1), conn: c, left: -1, closes: minor == 0}
 	for i := range r.Header {
 		if r.Header[i], err = field(text[ends[i]:ends[i+1]]); err != nil {
 			return nil, err
@@ -88,23 +82,8 @@ func readAnswer(c *conn) (*Response, error) {
 	return r, r.frame(minor)
 }
 
-// readLine reads a line without its end; it is valid until the next call.
-func readLine(r *bufio.Reader, long *[]byte) ([]byte, error) {
-	line, err := r.ReadSlice('\n')
-	if errors.Is(err, bufio.ErrBufferFull) {
-		whole := (*long)[:0]
-		for errors.Is(err, bufio.ErrBufferFull) {
-			whole = append(whole, line...)
-			line, err = r.ReadSlice('\n')
-		}
-		whole = append(whole, line...)
-		line, *long = whole, whole
-	}
-	if err != nil {
-		return nil, err
-	}
-	return bytes.TrimSuffix(line[:len(line)-1], []byte("\r")), nil
-}
+// maxFields bounds the fields of an answer's header.
+const maxFields = 63
 
 func statusLine(s string) (status int, minor byte, err error) {
 	if len(s) < 12 || s[:7] != "HTTP/1." || (s[7] != '0' && s[7] != '1') || s[8] != ' ' || (len(s) > 12 && s[12] != ' ') {
@@ -163,7 +142,7 @@ func (r *Response) frame(minor byte) error {
 		r.left, r.eof = 0, true
 	case chunked:
 		r.closes = r.closes || length >= 0 // such an answer is believed once, the connection never again
-		r.chunks = httputil.NewChunkedReader(r.conn.r)
+		r.chunked = true
 	case length >= 0:
 		r.left, r.eof = length, length == 0
 	default:
@@ -196,14 +175,9 @@ func (r *Response) Read(p []byte) (int, error) {
 		return 0, io.EOF
 	case r.conn == nil:
 		return 0, errClosed
-	case r.chunks != nil:
-		n, err := r.chunks.Read(p)
-		if err == io.EOF {
-			if err = r.trailer(); err == nil {
-				r.eof = true
-				err = io.EOF
-			}
-		}
+	case r.chunked:
+		n, err := r.readChunks(p)
+		r.eof = err == io.EOF
 		return n, err
 	case r.left < 0:
 		n, err := r.conn.r.Read(p)
@@ -224,20 +198,29 @@ func (r *Response) Read(p []byte) (int, error) {
 
 var errClosed = errors.New("read of a closed answer")
 
-// trailer skips the fields after a chunked body.
-func (r *Response) trailer() error {
-	r.conn.limit.left = r.pool.cfg.MaxHeader
-	defer func() { r.conn.limit.left = -1 }()
-	for {
-		line, err := readLine(r.conn.r, &r.conn.long)
-		if err == io.EOF {
-			err = io.ErrUnexpectedEOF
-		}
-		if err != nil || len(line) == 0 {
-			return err
-		}
+// Poll calls step until it gives true: at once, and then whenever more of the
+// body may have come. Read gives socket.ErrWait in it when nothing is there;
+// step gives false then. The error is that of the wait. Where connections
+// cannot be waited for in this way Read waits. Step must not close the answer.
+func (r *Response) Poll(step func() bool) error {
+	if r.conn == nil {
+		return errClosed
 	}
+	return r.conn.poll(r.framed(), step)
 }
+
+// Ended gives a function for any goroutine: it reports whether Poll waits for
+// more of a body whose connection has ended. The wait may not be told of an end
+// that came together with bytes, so that who may wait for long asks now and then.
+func (r *Response) Ended() func() bool {
+	if r.conn == nil || r.conn.sock == nil || !r.framed() {
+		return func() bool { return false }
+	}
+	return r.conn.sock.Ended
+}
+
+// framed reports whether the body tells where it ends.
+func (r *Response) framed() bool { return r.chunked || r.left >= 0 }
 
 // Close gives the connection back when the body was read to its end, and
 // closes it otherwise. It may be called twice.

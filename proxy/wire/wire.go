@@ -10,7 +10,6 @@
 package wire
 
 import (
-	"bufio"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -21,8 +20,9 @@ import (
 	"os"
 	"strconv"
 	"sync"
-	"syscall"
 	"time"
+
+	"github.com/sluice-serving/sluice/proxy/socket"
 )
 
 // Request is one request to an instance.
@@ -58,42 +58,6 @@ type Pool struct {
 
 	mu   sync.Mutex
 	idle map[string][]*conn // most recently used last
-}
-
-type conn struct {
-	net.Conn
-	r     *bufio.Reader
-	limit *limitedConn
-	raw   syscall.RawConn // under TLS too; nil where there is none
-	since time.Time       // unused since
-	used  bool            // it carried a request before
-
-	// Memory that one request after the other uses.
-	head  []byte
-	parts [][]byte
-	text  []byte // header lines
-	long  []byte // a line longer than r's buffer
-}
-
-// limitedConn bounds what is read while a header is expected.
-type limitedConn struct {
-	net.Conn
-	left int64 // bytes; negative is no bound
-}
-
-// errHeader reports an answer whose header is too long.
-var errHeader = errors.New("the answer's header is too long")
-
-func (l *limitedConn) Read(p []byte) (int, error) {
-	if l.left < 0 {
-		return l.Conn.Read(p)
-	}
-	if l.left == 0 {
-		return 0, errHeader
-	}
-	n, err := l.Conn.Read(p[:min(int64(len(p)), l.left)])
-	l.left -= int64(n)
-	return n, err
 }
 
 // New makes a Pool.
@@ -152,30 +116,8 @@ func (p *Pool) Do(ctx context.Context, q *Request) (*Response, error) {
 
 func (p *Pool) send(ctx context.Context, c *conn, q *Request) (resp *Response, again bool, err error) {
 	stop := context.AfterFunc(ctx, func() { _ = c.Close() })
-	c.head = q.head(c.head[:0])
-	c.parts = append(append(c.parts[:0], c.head), q.Body...)
-	parts := net.Buffers(c.parts)
-	defer clear(c.parts) // the body is the caller's
-	var sent error
-	if p.cfg.TLS == nil {
-		_, sent = parts.WriteTo(c.Conn)
-	} else {
-		for _, part := range parts {
-			if _, sent = c.Conn.Write(part); sent != nil {
-				break
-			}
-		}
-	}
-	if sent != nil {
-		// An instance may answer and close before it has read everything.
-		_ = c.SetReadDeadline(time.Now().Add(time.Second))
-	}
 	c.limit.left = p.cfg.MaxHeader
-	for {
-		if resp, err = readAnswer(c); err != nil || resp.Status >= 200 || resp.Status == http.StatusSwitchingProtocols {
-			break
-		}
-	}
+	resp, sent, err := c.exchange(q)
 	c.limit.left = -1
 	if err != nil {
 		stop()
@@ -282,11 +224,9 @@ func (p *Pool) get(ctx context.Context, addr string) (*conn, error) {
 	if err != nil {
 		return nil, &DialError{addr, err}
 	}
-	var under syscall.RawConn
-	if s, ok := raw.(syscall.Conn); ok {
-		if under, err = s.SyscallConn(); err != nil {
-			return nil, &DialError{addr, errors.Join(err, raw.Close())}
-		}
+	tcp := socket.New(raw)
+	if tcp != nil {
+		raw = tcp
 	}
 	if p.cfg.TLS != nil {
 		cfg := p.cfg.TLS.Clone()
@@ -299,8 +239,7 @@ func (p *Pool) get(ctx context.Context, addr string) (*conn, error) {
 		}
 		raw = secure
 	}
-	limit := &limitedConn{Conn: raw, left: -1}
-	return &conn{Conn: raw, r: bufio.NewReaderSize(limit, 4<<10), limit: limit, raw: under}, nil
+	return newConn(raw, tcp), nil
 }
 
 // put keeps a connection for the next request and closes those that were
