@@ -89,7 +89,9 @@ func problem(t *testing.T, root string, words []string) string {
 			}
 		}
 	case "sluice":
-		cmd, _, err := newRootCmd().Find(words[1:])
+		root := newRootCmd()
+		root.InitDefaultCompletionCmd()
+		cmd, _, err := root.Find(words[1:])
 		if err != nil {
 			return err.Error()
 		}

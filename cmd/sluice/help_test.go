@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"os"
+	"path/filepath"
 	"runtime/debug"
 	"strings"
 	"testing"
@@ -9,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
+	"go.yaml.in/yaml/v3"
 )
 
 func output(t *testing.T, args ...string) string {
@@ -78,5 +81,45 @@ func TestVersion(t *testing.T) {
 		}},
 	} {
 		require.Equal(t, want, version(&info))
+	}
+}
+
+// The forms for issues are forms: every part has a type and an id, and every
+// command that they name exists.
+func TestIssueForms(t *testing.T) {
+	files, err := filepath.Glob("../../.github/ISSUE_TEMPLATE/*.yml")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		for _, words := range commandsOf(string(text)) {
+			require.Empty(t, problem(t, "../..", words), "%s: %v", file, words)
+		}
+		if filepath.Base(file) == "config.yml" {
+			continue
+		}
+		var form struct {
+			Name        string   `yaml:"name"`
+			Description string   `yaml:"description"`
+			Labels      []string `yaml:"labels"`
+			Body        []struct {
+				Type        string         `yaml:"type"`
+				ID          string         `yaml:"id"`
+				Attributes  map[string]any `yaml:"attributes"`
+				Validations map[string]any `yaml:"validations"`
+			} `yaml:"body"`
+		}
+		d := yaml.NewDecoder(bytes.NewReader(text))
+		d.KnownFields(true)
+		require.NoError(t, d.Decode(&form), file)
+		require.NotEmpty(t, form.Name+form.Description, file)
+		ids := map[string]bool{}
+		for _, part := range form.Body {
+			require.Contains(t, []string{"textarea", "input", "dropdown", "checkboxes"}, part.Type, file)
+			require.NotEmpty(t, part.Attributes["label"], file)
+			require.False(t, part.ID == "" || ids[part.ID], "%s: id %q", file, part.ID)
+			ids[part.ID] = true
+		}
 	}
 }
