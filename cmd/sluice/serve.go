@@ -19,11 +19,11 @@ const deviceLost = 75
 
 func newServeCmd() *cobra.Command {
 	var (
-		cfg                                                          engine.Config
-		run                                                          server.RunOptions
-		transfer, additional, refusal, graphMode, policy, generation string
-		prefix, noPrefix, async, noAsync, noise                      bool
-		level                                                        slog.Level
+		cfg                                                                       engine.Config
+		run                                                                       server.RunOptions
+		transfer, additional, refusal, graphMode, policy, generation, speculative string
+		prefix, noPrefix, async, noAsync, noise                                   bool
+		level                                                                     slog.Level
 	)
 	cmd := &cobra.Command{
 		Use:   "serve",
@@ -41,12 +41,13 @@ restart is needed.`,
     --additional-config '{"scheduler_config":{"decoder_append_prefill_enable":true}}'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var errs [6]error
+			var errs [7]error
 			cfg.KVTransfer, errs[0] = engine.ParseKVTransfer(transfer)
 			cfg.Additional, errs[1] = engine.ParseAdditional(additional)
 			cfg.AppendRefusal, errs[2] = engine.ParseAppendRefusal(refusal)
 			cfg.GraphMode, errs[3] = graphs.ParseModeConfig(graphMode)
 			cfg.GraphPolicy, errs[4] = graphs.ParsePolicy(policy)
+			cfg.Speculative, errs[6] = engine.ParseSpeculative(speculative)
 			cfg.Generation, errs[5] = engine.ParseGeneration(generation)
 			if err := errors.Join(errs[:]...); err != nil {
 				return err
@@ -91,6 +92,7 @@ restart is needed.`,
 	f.StringVar(&policy, "graph-policy", graphs.OneNewTokenHardened.String(), "prefilling rows that decode graphs take: one-new-token-hardened, strict, consumer-one-token, one-new-token, shape-only")
 	f.BoolVar(&cfg.GraphMetrics, "cudagraph-metrics", false, "log a table of graph use every 10 s and at the end")
 	f.BoolVar(&cfg.Eager, "enforce-eager", false, "use no graphs")
+	f.StringVar(&speculative, "speculative-config", "", `JSON object: method "ngram", num_speculative_tokens, prompt_lookup_max, prompt_lookup_min; steps then do not overlap`)
 	f.StringVar(&transfer, "kv-transfer-config", "", "JSON object: kv_connector, kv_role and their options")
 	f.StringVar(&additional, "additional-config", "", "JSON object: scheduler_config")
 	f.IntVar(&cfg.Runner, "model-runner", 1, "generation of executors that steps are planned for: 1, resumed requests are known; 2, they come as new ones")

@@ -39,6 +39,7 @@ type Config struct {
 	Watermark    float64 // share of blocks that admissions leave free; default 0
 	DataParallel int     // ranks behind the one HTTP port; default 1
 
+	Speculative  Speculative       // drafts; none by default. With drafts steps do not overlap: how many count decides the next step
 	Sync         bool              // plans one step at a time; the default plans the next one while a step runs
 	GraphMode    graphs.ModeConfig // default FULL_AND_PIECEWISE
 	GraphPolicy  graphs.Policy     // default one-new-token-hardened
@@ -184,6 +185,10 @@ func (c Config) withDefaults() Config {
 	def(&c.MaxQueue, 4096)
 	def(&c.DataParallel, 1)
 	def(&c.Runner, 1)
+	if c.Speculative.on() {
+		c.Speculative = c.Speculative.withDefaults()
+		c.Sync = true
+	}
 	if c.Device == "host" {
 		def(&c.StepLines, defaultStepLines)
 	}
@@ -265,6 +270,7 @@ func (c *choices) validate() error {
 		errs = append(errs, fmt.Errorf("override-generation-config: %w", err))
 	}
 	errs = append(errs, d.Additional.Scheduler.AppendGuards.validate(&d.Config)...)
+	errs = append(errs, d.Speculative.validate(&d.Config)...)
 	errs = append(errs, d.foreign()...)
 	return errors.Join(append(errs, d.conflicts()...)...)
 }

@@ -166,7 +166,7 @@ func newRank(ctx context.Context, cfg Config, index int, base string, loaded *lo
 		Model: loaded.config, Type: cfg.storage(), Blocks: blocks, BlockSize: cfg.BlockSize, MaxSeqs: cfg.MaxSeqs, MaxTokens: cfg.MaxTokens,
 		MaxLen: cfg.MaxModelLen, InFlight: r.limit, Sampler: r,
 		Graphs: graphs.Config{
-			Mode: cfg.GraphMode, Policy: cfg.GraphPolicy, MaxNumSeqs: cfg.MaxSeqs, MaxNumBatchedTokens: cfg.MaxTokens,
+			Mode: cfg.GraphMode, Policy: cfg.GraphPolicy, MaxNumSeqs: cfg.MaxSeqs, MaxNumBatchedTokens: cfg.MaxTokens, K: cfg.Speculative.Tokens,
 		},
 	}
 	if r.exec, err = executor.New(ctx, dev, shape, loaded.source); err != nil {
@@ -217,6 +217,7 @@ func (r *rank) schedulerConfig() scheduler.Config {
 	c := scheduler.Config{
 		MaxNumSeqs: r.cfg.MaxSeqs, MaxBatchedTokens: r.cfg.MaxTokens, MaxModelLen: r.cfg.MaxModelLen, VocabSize: r.model.config.Vocab,
 		Watermark: r.cfg.Watermark, InFlight: r.limit, LoadFailure: scheduler.RecomputeLoad,
+		Drafts: r.cfg.Speculative.Tokens, TailPadding: scheduler.PadAlways,
 	}
 	if r.cfg.appendPrefill() {
 		c.Append = r.cfg.appendGuards()

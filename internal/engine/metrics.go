@@ -24,6 +24,8 @@ type metrics struct {
 	prompt, promptSource, promptCached, generated, success               *prometheus.CounterVec
 	transferBytes, transferBlocks, appends, graphSteps, transferFailures *prometheus.CounterVec
 
+	drafted, draftTokens, draftsAccepted, draftsAcceptedAt *prometheus.CounterVec
+
 	promptLen, outputLen, iteration, maxTokens, ttft, gap, perToken, e2e, queued, inference, prefill, decode *prometheus.HistogramVec
 
 	stepTime *prometheus.HistogramVec // also by graph mode
@@ -103,6 +105,11 @@ func newMetrics(reg prometheus.Registerer, model string) *metrics {
 		offloadBytes:  counter("sluice_kv_offload_bytes_total", "Bytes of KV copied to and from the host tier.", "direction"),
 		offloadBlocks: gauge("sluice_kv_offload_blocks", "Host blocks by state: free, cached (shared content without a user), used.", "state"),
 		offloadFiles:  gauge("sluice_kv_offload_file_bytes", "Bytes of the file tier."),
+
+		drafted:          counter("vllm:spec_decode_num_drafts_total", "Rows that verified drafts."),
+		draftTokens:      counter("vllm:spec_decode_num_draft_tokens_total", "Drafts verified."),
+		draftsAccepted:   counter("vllm:spec_decode_num_accepted_tokens_total", "Drafts accepted."),
+		draftsAcceptedAt: counter("vllm:spec_decode_num_accepted_tokens_per_pos_total", "Drafts accepted, by their position in the row.", "position"),
 
 		stepTime: histogram("sluice_step_seconds", "Time of a step, in seconds, by graph mode.", tokenTimeBuckets, "mode"),
 

@@ -216,7 +216,9 @@ func (r *rank) drain() {
 
 // gauges brings the gauges up to date.
 func (r *rank) gauges() {
-	r.metrics.state(r.sched.Stats(), r.cache.Stats())
+	stats := r.sched.Stats()
+	r.metrics.state(stats, r.cache.Stats())
+	r.speculated(stats)
 	l, m := &r.links, r.metrics
 	if l.pdw != nil {
 		m.gauge(m.m.leases).Set(float64(l.pdw.Stats().LeasesNow))

@@ -54,7 +54,12 @@ type rank struct {
 	seq     uint64    // number of the newest plan
 	over    time.Time // when the last step ended
 	tokens  []scheduler.Token
-	graphs  graphTable
+	drafts  []scheduler.Token // proposed for the next step
+
+	draftCounts []int32         // of drafts, by row
+	counted     scheduler.Stats // as the metrics have them
+
+	graphs graphTable
 
 	live   atomic.Int64 // requests submitted and not ended
 	serial atomic.Uint64
@@ -307,7 +312,8 @@ func (r *rank) settle(ctx context.Context) error {
 		return fmt.Errorf("rank %d: step %d: %w", r.index, f.plan.Seq, err)
 	}
 	r.flight = append(r.flight[:0], r.flight[1:]...)
-	r.dropNaN(f.plan)
+	counts := f.step.Counts()
+	r.dropNaN(f.plan, counts)
 	now := time.Now()
 	begun := f.at // a step begins when the one before it is over
 	if begun.Before(r.over) {
@@ -320,7 +326,12 @@ func (r *rank) settle(ctx context.Context) error {
 		r.metrics.step(f.plan, now.Sub(begun))
 		r.countGraph(f.plan.Graph, now)
 	}
-	outs, err := r.sched.Apply(f.plan, scheduler.Result{Tokens: r.tokens, Elapsed: now.Sub(begun)})
+	res := scheduler.Result{Tokens: r.tokens, Elapsed: now.Sub(begun)}
+	if r.cfg.Speculative.on() && f.plan.Rows() > 0 {
+		res.Counts = counts
+		r.propose(f.plan, &res)
+	}
+	outs, err := r.sched.Apply(f.plan, res)
 	if err != nil {
 		return fmt.Errorf("rank %d: apply step %d: %w", r.index, f.plan.Seq, err)
 	}
@@ -341,12 +352,13 @@ var ErrNaN = errors.New("the model gave NaN for this request")
 
 // dropNaN ends the requests for which the device found no token: alone, the
 // others of the step go on.
-func (r *rank) dropNaN(p *scheduler.Plan) {
-	at := 0
+func (r *rank) dropNaN(p *scheduler.Plan, counts []int32) {
+	at := -1
 	for i, id := range p.Requests {
-		if p.Samples[i] == 0 {
+		if counts[i] == 0 {
 			continue
 		}
+		at += int(counts[i]) // the last one of the row: drafts before it are tokens
 		if r.tokens[at] < 0 {
 			r.tokens[at] = 0 // of nobody any more
 			if s := r.streams[id]; s != nil {
@@ -355,7 +367,6 @@ func (r *rank) dropNaN(p *scheduler.Plan) {
 				s.fail(ErrNaN)
 			}
 		}
-		at++
 	}
 }
 
@@ -369,6 +380,9 @@ func (r *rank) output(o *scheduler.Output, now time.Time) {
 	s.count += len(o.Tokens)
 	if s.digest != nil {
 		s.digest.add(o.Tokens)
+	}
+	if r.cfg.Speculative.on() {
+		s.known = append(s.known, o.Tokens...)
 	}
 	r.metrics.output(s, o, now)
 	resident, until := 0, time.Time{}

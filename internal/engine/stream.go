@@ -41,11 +41,12 @@ type Stream struct {
 	req      Request // without its prompt, which the scheduler has
 	route    scheduler.Route
 	sampler  *sample.Sampler
-	prompt   int  // tokens
-	count    int  // tokens given out
-	local    int  // prompt tokens found in the cache at the first admission
-	external int  // prompt tokens that the connector brought
-	noisy    bool // its KV was overwritten since its last admission
+	known    []scheduler.Token // prompt and tokens given out; where drafts are proposed from them
+	prompt   int               // tokens
+	count    int               // tokens given out
+	local    int               // prompt tokens found in the cache at the first admission
+	external int               // prompt tokens that the connector brought
+	noisy    bool              // its KV was overwritten since its last admission
 	times    times
 
 	preempted bool // and has not run since
@@ -63,6 +64,9 @@ type Stream struct {
 
 func newStream(r *rank, req Request, sampler *sample.Sampler) *Stream {
 	s := &Stream{rank: r, req: req, sampler: sampler, prompt: len(req.Prompt), wake: make(chan struct{}, 1)}
+	if r.cfg.Speculative.on() {
+		s.known = append(make([]scheduler.Token, 0, len(req.Prompt)+req.MaxTokens), req.Prompt...)
+	}
 	s.req.Prompt = nil
 	s.times.arrived = time.Now()
 	return s

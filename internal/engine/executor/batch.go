@@ -41,7 +41,7 @@ func (e *Executor) batch(p *scheduler.Plan) replay.Batch {
 			b.IDs = append(b.IDs, max(int32(tok), 0))
 			if fused {
 				from := int32(0)
-				if tok == scheduler.Unknown {
+				if tok == scheduler.Unknown && e.c.InFlight > 1 {
 					from = s.cell
 				}
 				b.StateOut = append(b.StateOut, from)

@@ -22,16 +22,18 @@ type Sampler interface {
 	Choose(id scheduler.RequestID, n int, logits []float32) scheduler.Token
 }
 
-// choice is a row whose token the host chooses.
+// choice is a row whose tokens the host chooses.
 type choice struct {
 	row, n int
 	id     scheduler.RequestID
+	logits int // rows of logits before its own
 }
 
 // choices notes the rows of a plan whose tokens the host chooses, and makes room
 // for their logits. The other rows that sample have their tokens in their cells.
 func (e *Executor) choices(p *scheduler.Plan, o *output) error {
 	o.choices = o.choices[:0]
+	need := 0
 	for i, id := range p.Requests {
 		if p.Samples[i] == 0 {
 			continue
@@ -42,11 +44,12 @@ func (e *Executor) choices(p *scheduler.Plan, o *output) error {
 			continue
 		}
 		if n := int(p.Outputs[i]); e.c.Sampler.OnHost(id, n) {
-			o.choices = append(o.choices, choice{i, n, id})
+			o.choices = append(o.choices, choice{i, n, id, need})
+			need += 1 + len(real(p, i))
 			s.chosen, s.row = o, i
 		}
 	}
-	need := len(o.choices) * e.logitsBytes()
+	need *= e.logitsBytes()
 	if need == 0 || o.logits != nil && len(o.logits.Bytes()) >= need {
 		return nil
 	}
@@ -70,22 +73,33 @@ func (e *Executor) logitsBytes() int { return e.act.logits.RowLen() * e.act.logi
 // the device, behind these copies.
 func (e *Executor) fetch(c *ascendrt.Commands, o *output) {
 	n := e.logitsBytes()
-	for j, x := range o.choices {
-		c.Copy(o.logits.Slice(j*n, n), e.act.logits.View.Slice(x.row*n, n))
+	for _, x := range o.choices {
+		some := n * (1 + len(real(o.plan, x.row)))
+		c.Copy(o.logits.Slice(x.logits*n, some), e.act.logits.View.Slice(o.at[x.row]*n, some))
 	}
 }
 
-// choose waits for a step and puts the host's tokens among the device's.
+// choose waits for a step, puts the host's tokens among the device's, and counts
+// the tokens of every row.
 func (e *Executor) choose(ctx context.Context, o *output) error {
 	if err := o.point.Wait(ctx); err != nil {
 		return err
 	}
 	n := e.logitsBytes()
-	for j, x := range o.choices {
-		e.scratch = widen(e.scratch[:0], o.logits.Bytes()[j*n:][:n], e.act.logits.Type)
-		o.tokens[x.row] = int32(e.c.Sampler.Choose(x.id, x.n, e.scratch))
+	for _, x := range o.choices {
+		o.counts[x.row] = int32(verify(real(o.plan, x.row), func(j int) scheduler.Token {
+			e.scratch = widen(e.scratch[:0], o.logits.Bytes()[(x.logits+j)*n:][:n], e.act.logits.Type)
+			tok := e.c.Sampler.Choose(x.id, x.n+j, e.scratch)
+			o.tokens[o.at[x.row]+j] = int32(tok)
+			return tok
+		}))
 	}
 	o.choices = o.choices[:0]
+	for i := range o.counts {
+		if o.plan.Samples[i] != 0 && o.counts[i] == 0 {
+			o.counts[i] = int32(verify(real(o.plan, i), func(j int) scheduler.Token { return scheduler.Token(o.tokens[o.at[i]+j]) }))
+		}
+	}
 	return nil
 }
 
@@ -114,7 +128,7 @@ func (e *Executor) resolve(ctx context.Context, p *scheduler.Plan) error {
 // it; scheduler.Unknown if only the device knows it.
 func (s *seq) input(tok scheduler.Token) scheduler.Token {
 	if tok == scheduler.Unknown && s.chosen != nil {
-		return max(scheduler.Token(s.chosen.tokens[s.row]), 0) // a request without a token ends, whatever it reads
+		return max(scheduler.Token(s.chosen.tokens[s.chosen.at[s.row]]), 0) // a request without a token ends, whatever it reads
 	}
 	return tok
 }

@@ -45,7 +45,7 @@ func (c Config) Validate() error {
 	if c.MaxLen > c.Model.MaxPositions {
 		errs = append(errs, fmt.Errorf("executor: sequence length %d exceeds the model's %d positions", c.MaxLen, c.Model.MaxPositions))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, c.validateDrafts())...)
 }
 
 // BlockBytes is the size of one KV block over all layers.

@@ -27,6 +27,7 @@ type Executor struct {
 	kv      []layerKV
 	act     activations
 	static  *replay.Static
+	places  places
 	cells   ascendrt.Tensor // [1+2·MaxSeqs] last sampled token of each running request; nobody has cell 0
 	free    []int32         // cells that nobody holds
 	outputs []output        // one per step in flight
@@ -50,6 +51,10 @@ type output struct {
 	busy    bool
 	logits  ascendrt.HostBuffer // of the rows in choices, one after the other; nil before the first
 	choices []choice            // not made yet
+	plan    *scheduler.Plan     // valid until it is applied
+	places  ascendrt.HostBuffer // nil without drafts
+	at      []int               // by row: its first place
+	counts  []int32             // by row: its tokens, from at on
 }
 
 // New loads the weights onto the device, allocates everything that a step
@@ -92,7 +97,9 @@ func (e *Executor) build(ctx context.Context, w model.Source) (err error) {
 	if e.act, err = e.allocActivations(); err != nil {
 		return fmt.Errorf("activations: %w", err)
 	}
-	static := replay.StaticConfig{MaxTokens: e.maxTokens, MaxReqs: e.maxReqs, TableWidth: e.c.tableWidth(), InFlight: e.c.InFlight}
+	static := replay.StaticConfig{
+		MaxTokens: e.maxTokens, MaxReqs: e.maxReqs, TableWidth: e.c.tableWidth(), InFlight: e.c.InFlight, Width: e.c.Graphs.DecodeWidth(),
+	}
 	if e.dev.Caps().HostLengths {
 		static.Padding = replay.PadDummyRows
 		static.TableWidth += (e.maxTokens + e.c.BlockSize - 1) / e.c.BlockSize
@@ -152,7 +159,7 @@ func (e *Executor) Close() error {
 		errs = append(errs, b.FreeAfter(ascendrt.Point{}))
 	}
 	for _, o := range e.outputs {
-		for _, b := range []ascendrt.HostBuffer{o.buf, o.logits} {
+		for _, b := range []ascendrt.HostBuffer{o.buf, o.logits, o.places} {
 			if b != nil {
 				errs = append(errs, b.FreeAfter(ascendrt.Point{}))
 			}
@@ -186,12 +193,12 @@ func (e *Executor) allocTokens() error {
 	e.outputs = make([]output, e.c.InFlight)
 	for i := range e.outputs {
 		o := &e.outputs[i]
-		if o.buf, err = e.dev.AllocHost(4 * e.maxReqs); err != nil {
+		if o.buf, err = e.dev.AllocHost(4 * e.placesOf(e.maxTokens, e.maxReqs)); err != nil {
 			return err
 		}
 		o.tokens = intWords(o.buf.Bytes())
 	}
-	return nil
+	return e.allocPlaces()
 }
 
 // ErrTooManySteps reports a submission beyond Config.InFlight.

@@ -243,7 +243,7 @@ func TestPlansThatCannotRun(t *testing.T) {
 	plan := func(change func(*scheduler.Plan)) *scheduler.Plan {
 		p := &scheduler.Plan{
 			Seq: 7, Groups: 1, Requests: []scheduler.RequestID{id}, Kinds: []scheduler.RowKind{scheduler.RowNew},
-			Scheduled: []int32{3}, Drafts: []int32{0}, Computed: []int32{0}, Samples: []uint8{1},
+			Scheduled: []int32{3}, Drafts: []int32{0}, Placeholders: []int32{0}, Computed: []int32{0}, Samples: []uint8{1},
 			Inputs: []scheduler.Token{1, 2, 3}, InputsAt: []int32{0, 3},
 			TableFrom: []int32{0}, Blocks: []kvcache.BlockID{1}, BlocksAt: []int32{0, 1}, Total: 3,
 			Verdicts: []graphs.RowVerdict{graphs.PrefillFresh},

@@ -6,7 +6,7 @@ import (
 )
 
 // activations are the buffers between the operations of a step, sized for the
-// largest one. t is tokens, r rows.
+// largest one. t is tokens, p places whose logits are computed.
 type activations struct {
 	hidden   ascendrt.Tensor // [t,H] the residual stream
 	x        ascendrt.Tensor // [t,H] normalised
@@ -15,14 +15,14 @@ type activations struct {
 	y        ascendrt.Tensor // [t,H] what a half layer adds
 	gateUp   ascendrt.Tensor // [t,2F]
 	ffn      ascendrt.Tensor // [t,F]
-	last     ascendrt.Tensor // [r,H] the last token of each row
-	logits   ascendrt.Tensor // [r,V]
+	last     ascendrt.Tensor // [p,H] the tokens that are sampled behind
+	logits   ascendrt.Tensor // [p,V]
 }
 
 func (e *Executor) allocActivations() (activations, error) {
 	c := e.c.Model
 	var a activations
-	t, r := e.maxTokens, e.maxReqs
+	t, r := e.maxTokens, e.placesOf(e.maxTokens, e.maxReqs)
 	for _, x := range []struct {
 		dst         *ascendrt.Tensor
 		rows, width int
@@ -108,15 +108,16 @@ func attend(e *Executor, p *replay.Pass, l, t int) error {
 	return nil
 }
 
-// sample takes the most likely token of every row.
+// sample takes the most likely token of every place.
 func sample(e *Executor, p *replay.Pass, t int) error {
 	if e.ops.fused != nil {
 		return e.sampleFused(p, t)
 	}
-	r := p.Shape().Reqs
+	r := e.placesOf(t, p.Shape().Reqs)
+	rows, _ := e.sampled(r)
 	last, logits := e.act.last.First(r), e.act.logits.First(r)
 	op := func(o ascendrt.Op, args ...ascendrt.Tensor) { p.Commands().Op(o, p.Workspace(), args...) }
-	op(e.ops.gather, e.act.x.First(t), e.static.Rows.First(r), last)
+	op(e.ops.gather, e.act.x.First(t), rows, last)
 	op(e.ops.head, last, e.w.head, logits)
 	op(e.ops.argmax, logits, vector(p.Result(), r))
 	return nil

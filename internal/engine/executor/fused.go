@@ -23,7 +23,7 @@ func (e *Executor) planFused() (ops, error) {
 	c := e.c.Model
 	var o ops
 	f := &fusedOps{}
-	t, r := e.maxTokens, e.maxReqs
+	t, r := e.maxTokens, e.placesOf(e.maxTokens, e.maxReqs)
 	attention := ascendrt.AttentionAttr{Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, BlockSize: e.c.BlockSize, Order: ascendrt.SumFree}
 	one := attention
 	one.MaxQuery = 1
@@ -81,14 +81,15 @@ func (e *Executor) recordFused(r *replay.Pass) error {
 	return r.Break(func(r *replay.Pass) error { return sample(e, r, t) })
 }
 
-// sampleFused takes the most likely token of every row and leaves it in the
+// sampleFused takes the most likely token of every place and leaves it in the
 // row's cell too.
 func (e *Executor) sampleFused(p *replay.Pass, t int) error {
-	f, s, r := e.ops.fused, e.static, p.Shape().Reqs
+	f, r := e.ops.fused, e.placesOf(t, p.Shape().Reqs)
+	rows, cells := e.sampled(r)
 	logits := e.act.logits.First(r)
 	op := func(o ascendrt.Op, args ...ascendrt.Tensor) { p.Commands().Op(o, p.Workspace(), args...) }
-	op(f.head, e.act.hidden.First(t), e.w.norm, e.w.head, s.Rows.First(r), logits)
-	op(f.pick, logits, s.StateIn.First(r), e.cells, vector(p.Result(), r))
+	op(f.head, e.act.hidden.First(t), e.w.norm, e.w.head, rows, logits)
+	op(f.pick, logits, cells, e.cells, vector(p.Result(), r))
 	return nil
 }
 

@@ -34,7 +34,7 @@ func (e *Executor) planOps() (ops, error) {
 		o.workspace = max(o.workspace, op.Workspace())
 		return op
 	}
-	t, r := e.maxTokens, e.maxReqs
+	t, r := e.maxTokens, e.placesOf(e.maxTokens, e.maxReqs)
 	matmul := func(rows, in, out int) ascendrt.Op {
 		return plan(ascendrt.OpMatmul, rows, ascendrt.MatmulAttr{In: in, Out: out, Weights: e.layout})
 	}

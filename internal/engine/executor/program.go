@@ -21,8 +21,8 @@ func (p program) Prepare(c *ascendrt.Commands, s replay.Shape) error {
 	return nil
 }
 
-// ResultRows is one token per row.
-func (p program) ResultRows(s replay.Shape) int { return s.Reqs }
+// ResultRows is one token per place.
+func (p program) ResultRows(s replay.Shape) int { return p.e.placesOf(s.Tokens, s.Reqs) }
 
 // Record writes one pass: attention and what depends on the number of rows
 // stand outside of PIECEWISE graphs.

@@ -14,7 +14,6 @@ type Step struct {
 	e      *Executor
 	result replay.Result
 	out    *output
-	sample []uint8 // per row, valid until the plan is applied
 }
 
 // Submit takes up a plan: it forgets the requests that the plan names as gone,
@@ -44,6 +43,8 @@ func (e *Executor) Submit(ctx context.Context, p *scheduler.Plan) (Step, error) 
 	if e.ops.fused == nil {
 		e.feeds(p)
 	}
+	out.plan, out.counts = p, append(out.counts[:0], make([]int32, p.Rows())...)
+	e.place(p, out)
 	if err := e.choices(p, out); err != nil {
 		return Step{}, err
 	}
@@ -51,6 +52,7 @@ func (e *Executor) Submit(ctx context.Context, p *scheduler.Plan) (Step, error) 
 		Decision: p.Graph, Verdicts: p.Verdicts, Lengths: staged.Lengths, Starts: staged.Starts,
 		Inputs: func(c *ascendrt.Commands) {
 			staged.Upload(c)
+			e.uploadPlaces(c, out)
 			if e.ops.fused == nil {
 				e.copyWords(c)
 			}
@@ -59,7 +61,7 @@ func (e *Executor) Submit(ctx context.Context, p *scheduler.Plan) (Step, error) 
 			if e.ops.fused == nil {
 				e.keep(c, p, sampled)
 			}
-			c.Copy(out.buf.Slice(0, 4*p.Rows()), sampled.View.Slice(0, 4*p.Rows()))
+			c.Copy(out.buf.Slice(0, sampled.Bytes()), sampled.View.Slice(0, sampled.Bytes()))
 			e.fetch(c, out)
 		},
 	})
@@ -69,26 +71,37 @@ func (e *Executor) Submit(ctx context.Context, p *scheduler.Plan) (Step, error) 
 	staged.Submitted(result.Point)
 	out.busy, out.point = true, result.Point
 	e.next = (e.next + 1) % len(e.outputs)
-	return Step{e: e, result: result, out: out, sample: p.Samples}, nil
+	return Step{e: e, result: result, out: out}, nil
 }
 
 // Wait blocks until the step has run and appends the tokens of the rows that
-// sample, in the order of the rows. Steps are waited for in the order of their
-// submission, each once, and before their plan is applied.
+// sample, in the order of the rows; rows with drafts have several, see Counts.
+// Steps are waited for in the order of their submission, each once, and before
+// their plan is applied.
 func (s Step) Wait(ctx context.Context, dst []scheduler.Token) ([]scheduler.Token, error) {
 	if s.out == nil {
 		return dst, nil
 	}
-	if err := s.e.choose(ctx, s.out); err != nil {
+	o := s.out
+	if err := s.e.choose(ctx, o); err != nil {
 		return dst, err
 	}
-	s.out.busy = false
-	for i, yields := range s.sample {
-		if yields != 0 {
-			dst = append(dst, scheduler.Token(s.out.tokens[i]))
+	o.busy = false
+	for i, n := range o.counts {
+		for _, tok := range o.tokens[o.at[i]:][:n] {
+			dst = append(dst, scheduler.Token(tok))
 		}
 	}
 	return dst, s.result.Release()
+}
+
+// Counts are the numbers of tokens that Wait gave for the rows; valid until the
+// next Submit.
+func (s Step) Counts() []int32 {
+	if s.out == nil {
+		return nil
+	}
+	return s.out.counts
 }
 
 // Ran blocks until the step has run and takes nothing: Wait still follows.
@@ -142,9 +155,6 @@ func (e *Executor) follow(p *scheduler.Plan) error {
 			e.seqs = append(e.seqs, seq{cell: -1})
 		}
 		s := &e.seqs[slot]
-		if p.Drafts[i] != 0 {
-			return planError(p, i, "%d drafts, but this executor verifies none", p.Drafts[i])
-		}
 		switch {
 		case p.Kinds[i] != scheduler.RowRunning:
 			e.release(s)
@@ -165,6 +175,9 @@ func (e *Executor) follow(p *scheduler.Plan) error {
 		if p.Scheduled[i] <= 0 || len(p.Input(i)) != int(p.Scheduled[i]) {
 			return planError(p, i, "%d tokens scheduled, %d given", p.Scheduled[i], len(p.Input(i)))
 		}
+		if err := e.checkDrafts(p, i); err != nil {
+			return err
+		}
 		if end > e.c.MaxLen || end > len(s.blocks)*e.c.BlockSize {
 			return planError(p, i, "%d tokens do not fit %d blocks or the length %d", end, len(s.blocks), e.c.MaxLen)
 		}
@@ -173,11 +186,11 @@ func (e *Executor) follow(p *scheduler.Plan) error {
 				return planError(p, i, "block %d is not in the pool", b)
 			}
 		}
-		for _, tok := range p.Input(i) {
+		for j, tok := range p.Input(i) {
 			if tok < scheduler.Unknown || int(tok) >= e.c.Model.Vocab {
 				return planError(p, i, "token %d is not in the vocabulary", tok)
 			}
-			if tok == scheduler.Unknown && p.Kinds[i] != scheduler.RowRunning {
+			if tok == scheduler.Unknown && p.Kinds[i] != scheduler.RowRunning && j < int(p.Scheduled[i]-p.Placeholders[i]) {
 				return planError(p, i, "a %s request takes a token that no step in flight samples", p.Kinds[i])
 			}
 		}
@@ -189,6 +202,9 @@ func (e *Executor) follow(p *scheduler.Plan) error {
 // into the inputs of this one.
 func (e *Executor) feeds(p *scheduler.Plan) {
 	e.to, e.from = e.to[:0], e.from[:0]
+	if e.c.InFlight < 2 {
+		return // the host knows every token before it plans the next step
+	}
 	for i, id := range p.Requests {
 		s := &e.seqs[id.Slot()]
 		for j, tok := range p.Input(i) {

@@ -73,9 +73,9 @@ func finite(v float64) float64 { return math.Max(v, leastLogprob) }
 
 // tokenText is what a token adds to an answer, in bytes.
 func (s *Server) tokenText(t scheduler.Token) string {
-	words := s.engine.Tokenizer()
-	if words == nil {
+	text := s.engine.Tokenizer()
+	if text == nil {
 		return ""
 	}
-	return words.Bytes(t)
+	return text.Bytes(t)
 }

@@ -127,7 +127,11 @@ func TestIdentityOfSampling(t *testing.T) {
 
 // The first turn by P and D, the second an append attempt on D.
 func TestIdentityOfSamplingWithAppendPrefill(t *testing.T) {
-	x := startPair(t, prefiller(), decoder())
+	appendBoth(t, startPair(t, prefiller(), decoder()))
+}
+
+func appendBoth(t *testing.T, x *pair) {
+	t.Helper()
 	complete := func(n *node, body m) openai.CompletionResponse { return n.complete(body) }
 	sampledBoth(t, func(_, turn int, body m) identity.Answer {
 		with := m{"decoder_append_prefill": true}

@@ -47,6 +47,12 @@ const (
 // startTraced takes the trace over.
 func startTraced(t *testing.T, cfg engine.Config, o Options, trace *engine.Trace) *node {
 	t.Helper()
+	return startWith(t, cfg, o, engine.Options{Trace: trace})
+}
+
+// startWith takes the trace over.
+func startWith(t *testing.T, cfg engine.Config, o Options, with engine.Options) *node {
+	t.Helper()
 	if cfg.MaxSeqs == 0 {
 		cfg.MaxSeqs = 16 // fewer graphs to capture
 	}
@@ -56,7 +62,7 @@ func startTraced(t *testing.T, cfg engine.Config, o Options, trace *engine.Trace
 	if cfg.DeviceWorkers == 0 {
 		cfg.DeviceWorkers = 1
 	}
-	e, err := engine.New(t.Context(), cfg, engine.Options{Trace: trace})
+	e, err := engine.New(t.Context(), cfg, with)
 	require.NoError(t, err)
 	srv := httptest.NewServer(New(e, o))
 	client := &http.Client{Transport: &http.Transport{}}
@@ -64,7 +70,7 @@ func startTraced(t *testing.T, cfg engine.Config, o Options, trace *engine.Trace
 		client.CloseIdleConnections()
 		srv.Close()
 		require.NoError(t, e.Close())
-		require.NoError(t, trace.Close())
+		require.NoError(t, with.Trace.Close())
 	})
 	return &node{t: t, engine: e, url: srv.URL, client: client}
 }
