@@ -63,7 +63,9 @@ once for each profile:
   reverse    the same; a Prefiller reads the session's blocks back from the Decoder
   plain      append attempts on the Decoder, any usable prefix
   threshold  local where the front door predicts few uncached tokens, never refused
-  guarded    append attempts with thresholds, governor, leases and overload rule`,
+  guarded    append attempts with thresholds, governor, leases and overload rule
+With --profile also guarded with one of them off: no-governor, no-leases,
+no-overload, no-wait (the bounded wait for a busy Decoder).`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.run(cmd.OutOrStdout(), cmd.ErrOrStderr()); err != nil {

@@ -237,6 +237,17 @@ func SharedPrompt() (*Report, error) {
 	return RunArms("shared-prompt", blocks, AppendPrefillArms(blocks), load)
 }
 
+// ablation is the guarded arm with something off.
+type ablation struct {
+	name string
+	set  func(*ClusterConfig, *scheduler.AppendConfig)
+}
+
+// tight begins the names of arms whose Decoder has three quarters of the pool.
+// There leases cannot keep every session whole: follow-ups find parts of their
+// prefix and bring long suffixes, which is what governor and thresholds are for.
+const tight = "3/4 pool: "
+
 // Ablations runs the guarded arm, and with each of its guards off in turn.
 func Ablations() (*Report, error) {
 	load := PublishedWorkload()
@@ -249,23 +260,29 @@ func Ablations() (*Report, error) {
 		byName[a.Name] = a.Cluster
 	}
 	arms := []Arm{{ArmPD, byName[ArmPD]}, {ArmGuarded, byName[ArmGuarded]}, {ArmGuardedTier, byName[ArmGuardedTier]}}
-	for _, off := range []struct {
-		name string
-		set  func(*ClusterConfig, *scheduler.AppendConfig)
-	}{
+	pace := []ablation{
 		{"no governor", func(_ *ClusterConfig, a *scheduler.AppendConfig) { a.Governor = nil }},
 		{"no thresholds", func(_ *ClusterConfig, a *scheduler.AppendConfig) { a.MinPrefixRatio, a.MaxSuffixTokens = 0, 0 }},
 		{"no governor, no thresholds", func(_ *ClusterConfig, a *scheduler.AppendConfig) {
 			a.Governor, a.MinPrefixRatio, a.MaxSuffixTokens = nil, 0, 0
 		}},
+	}
+	others := []ablation{
 		{"no leases", func(_ *ClusterConfig, a *scheduler.AppendConfig) { a.Lease = nil }},
 		{"no announced ends", func(c *ClusterConfig, _ *scheduler.AppendConfig) { c.Ends = EndsUnknown }},
 		{"no overload rule", func(_ *ClusterConfig, a *scheduler.AppendConfig) { a.Overload = scheduler.IgnoreRemote }},
 		{"no bounded wait", func(_ *ClusterConfig, a *scheduler.AppendConfig) { a.MaxWait = 0 }},
-	} {
+	}
+	for _, off := range slices.Concat(pace, others) {
 		cfg := byName[ArmGuarded]
 		off.set(&cfg, &cfg.Decode.Scheduler.Append)
 		arms = append(arms, Arm{off.name, cfg})
+	}
+	for _, off := range append([]ablation{{ArmGuarded, func(*ClusterConfig, *scheduler.AppendConfig) {}}}, pace...) {
+		cfg := byName[ArmGuarded]
+		cfg.Decode.Blocks = blocks * 3 / 4
+		off.set(&cfg, &cfg.Decode.Scheduler.Append)
+		arms = append(arms, Arm{tight + off.name, cfg})
 	}
 	return RunArms("ablations", blocks, arms, load)
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/sluice-serving/sluice/internal/sim/report"
 )
@@ -27,8 +28,8 @@ func (r *Report) Page() report.Page {
 			a.Name, fixed(a.TotalS, 1), fixed(a.TTFTp50S, 2), fixed(a.TTFTp95S, 2), fixed(a.TPOTp50MS, 1), fixed(a.TPOTp95MS, 1),
 			strconv.Itoa(a.Hits), strconv.Itoa(a.Fallbacks), strconv.Itoa(a.QueuePeak), fixed(100*a.NonFullShare, 1),
 		})
-		if i >= len(r.Arms)/2 && len(r.Arms) > 5 {
-			continue // the asynchronous twins are in the table; in the plots they would hide the others
+		if strings.HasSuffix(a.Name, asyncSuffix) || strings.HasPrefix(a.Name, tight) {
+			continue // the twins are in the table; in the plots they would hide the others
 		}
 		ttft.Series = append(ttft.Series, report.Series{Name: a.Name, Values: a.result.Values((*Record).TTFT)})
 		tpot.Series = append(tpot.Series, report.Series{Name: a.Name, Values: a.result.Values(func(r *Record) float64 { return 1e3 * r.TPOT() })})

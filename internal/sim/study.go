@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/sluice-serving/sluice/graphs"
 	"github.com/sluice-serving/sluice/kvcache"
@@ -25,14 +26,24 @@ const (
 // Profiles are all of them, in the order of a report.
 var Profiles = []Profile{ProfilePD, ProfileReverse, ProfilePlain, ProfileThreshold, ProfileGuarded}
 
+// The guarded profile with one of its guards off.
+const (
+	ProfileNoGovernor Profile = "no-governor"
+	ProfileNoLeases   Profile = "no-leases"
+	ProfileNoOverload Profile = "no-overload"
+	ProfileNoWait     Profile = "no-wait"
+)
+
+// Ablated are these, in the order of a report.
+var Ablated = []Profile{ProfileNoGovernor, ProfileNoLeases, ProfileNoOverload, ProfileNoWait}
+
 // ParseProfile checks a name.
 func ParseProfile(s string) (Profile, error) {
-	for _, p := range Profiles {
-		if string(p) == s {
-			return p, nil
-		}
+	known := slices.Concat(Profiles, Ablated)
+	if !slices.Contains(known, Profile(s)) {
+		return "", fmt.Errorf("profile %q is unknown: there are %v", s, known)
 	}
-	return "", fmt.Errorf("profile %q is unknown: there are %v", s, Profiles)
+	return Profile(s), nil
 }
 
 // StudyConfig is a cluster for recorded or made workloads.
@@ -92,7 +103,7 @@ func (s StudyConfig) Cluster(p Profile) ClusterConfig {
 		cfg.Route.Append = true
 		cfg.Local = Forced
 		cfg.Guard = route.Guard{MaxSuffixTokens: 2048, RequireResident: true}
-	case ProfileGuarded:
+	case ProfileGuarded, ProfileNoGovernor, ProfileNoLeases, ProfileNoOverload, ProfileNoWait:
 		cfg.Route.Append = true
 		cfg = Guard(cfg)
 		cfg.Reverse = ReversePull
@@ -101,6 +112,16 @@ func (s StudyConfig) Cluster(p Profile) ClusterConfig {
 		a := &cfg.Decode.Scheduler.Append
 		a.MinPrefixRatio, a.MaxSuffixTokens = 0, 0
 		a.Governor = &scheduler.GovernorConfig{TargetRatio: 1 + 0.8*(DefaultGoodput.TPOT-1)}
+		switch p {
+		case ProfileNoGovernor:
+			a.Governor = nil
+		case ProfileNoLeases:
+			a.Lease = nil
+		case ProfileNoOverload:
+			a.Overload = scheduler.IgnoreRemote
+		case ProfileNoWait:
+			a.MaxWait = 0
+		}
 	}
 	return cfg
 }

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -57,4 +58,23 @@ func TestParseProfile(t *testing.T) {
 	require.Equal(t, ProfileGuarded, p)
 	_, err = ParseProfile("best")
 	require.ErrorContains(t, err, `profile "best" is unknown`)
+}
+
+// On a short pool, fast agents need every guard: without any one of them fewer
+// requests are served well.
+func TestEveryGuardHelpsAgents(t *testing.T) {
+	load := agents(t, 2)
+	s := DefaultStudy()
+	s.DecodeBlocks = 2000
+	good := map[Profile]float64{}
+	for _, p := range slices.Concat([]Profile{ProfileGuarded}, Ablated) {
+		r, err := s.Study(p, load, DefaultGoodput)
+		require.NoError(t, err, p)
+		good[p] = r.GoodShare
+	}
+	for _, p := range Ablated {
+		require.Less(t, good[p], good[ProfileGuarded], p)
+	}
+	require.Less(t, good[ProfileNoOverload], 0.75*good[ProfileGuarded])
+	require.Less(t, good[ProfileNoGovernor], 0.75*good[ProfileGuarded])
 }
