@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"github.com/sluice-serving/sluice/kvcache"
 )
 
 // Config of a scheduler. The zero value of a field means its default; only
@@ -257,11 +255,15 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Validate reports everything that is wrong with the configuration, joined.
-func (c Config) Validate() error {
+// Validate reports everything that is wrong with the configuration, joined:
+// each a *ConfigError or a *ConflictError. New also looks at what depends on the
+// connector.
+func (c Config) Validate() error { return (&choices{Config: c}).validate() }
+
+func (c *choices) validate() error {
 	var errs []error
 	bad := func(field, format string, args ...any) {
-		errs = append(errs, fmt.Errorf("scheduler config: %s: %s", field, fmt.Sprintf(format, args...)))
+		errs = append(errs, &ConfigError{field, fmt.Sprintf(format, args...)})
 	}
 	notNegative := func(field string, v int) {
 		if v < 0 {
@@ -330,17 +332,6 @@ func (c Config) Validate() error {
 	if c.Chunking == WholePrefill && c.MaxModelLen > d.MaxBatchedTokens {
 		bad("Chunking", "is off, but MaxBatchedTokens=%d is less than MaxModelLen=%d", d.MaxBatchedTokens, c.MaxModelLen)
 	}
-	if c.Chunking == WholePrefill && c.HoldBack > 1 {
-		bad("HoldBack", "needs ChunkedPrefill: it spreads a prompt over steps")
-	}
 	c.Append.validate(bad)
-	if c.Append.Enable && c.Chunking == WholePrefill {
-		bad("Append", "needs ChunkedPrefill: a suffix may be longer than a step")
-	}
-	return errors.Join(errs...)
-}
-
-// validateWith adds what depends on the cache.
-func (c Config) validateWith(cache *kvcache.Cache) error {
-	return nil
+	return errors.Join(append(errs, c.conflicts()...)...)
 }

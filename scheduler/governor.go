@@ -145,7 +145,7 @@ func NewGovernor(cfg GovernorConfig) (*Governor, error) {
 	var err error
 	cfg.validate(func(field, format string, args ...any) {
 		if err == nil {
-			err = fmt.Errorf("scheduler config: %s: %s", field, fmt.Sprintf(format, args...))
+			err = &ConfigError{field, fmt.Sprintf(format, args...)}
 		}
 	})
 	if err != nil {

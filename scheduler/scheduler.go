@@ -78,9 +78,6 @@ func New(cfg Config, cache *kvcache.Cache, opts ...Option) (*Scheduler, error) {
 	if cache == nil {
 		return nil, errors.New("scheduler config: no cache")
 	}
-	if err := errors.Join(cfg.Validate(), cfg.validateWith(cache)); err != nil {
-		return nil, err
-	}
 	given := cfg
 	cfg = cfg.withDefaults()
 	s := &Scheduler{
@@ -91,6 +88,9 @@ func New(cfg Config, cache *kvcache.Cache, opts ...Option) (*Scheduler, error) {
 	s.waiting, s.skipped = newQueues(s)
 	for _, o := range opts {
 		o(s)
+	}
+	if err := (&choices{given, true, s.conn}).validate(); err != nil {
+		return nil, err
 	}
 	s.maxLen = int32(min(cfg.MaxModelLen, s.capacity()))
 	if d, ok := s.conn.(connector.Delivery); ok {

@@ -95,7 +95,7 @@ func (g *AppendGuards) validate(c *Config) []error {
 	}
 	whole("min_prefix_tokens", g.MinPrefixTokens, 0, c.MaxModelLen)
 	whole("max_suffix_tokens", g.MaxSuffixTokens, 1, c.MaxModelLen)
-	whole("decode_steps_between_chunks", g.DecodeSteps, 0, 1000)
+	whole("decode_steps_between_chunks", g.DecodeSteps, 0, 999)
 	whole("max_append_tokens_per_step", g.MaxStepTokens, 1, c.MaxTokens)
 	for _, f := range []struct {
 		name string
