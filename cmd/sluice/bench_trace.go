@@ -59,7 +59,9 @@ type recordedTrace struct {
 
 var _ workload.Recording = (*recordedTrace)(nil)
 
-func (r *recordedTrace) Start(session int) time.Duration { return time.Duration(r.Replay.Start(session)) }
+func (r *recordedTrace) Start(session int) time.Duration {
+	return time.Duration(r.Replay.Start(session))
+}
 
 func (r *recordedTrace) Think(session, turn int) time.Duration {
 	return time.Duration(r.Replay.Think(session, turn))
