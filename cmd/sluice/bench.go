@@ -55,13 +55,16 @@ func newBenchCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
 		Short: "Replay a frozen workload against an OpenAI-compatible server, or run a preset comparison",
-		Long: "Without a preset, sends a workload to --url: conversations whose later turns carry the replies\n" +
-			"that really came (--dataset sessions), independent requests of fixed lengths (--dataset random),\n" +
-			"a workload file, or a recorded trace (--trace), whose prompts share prefixes where the trace says so.\n" +
-			"With --preset " + presetDemo + ", starts a cluster on this machine and\n" +
-			"compares ordinary P/D with append-prefill; with --preset " + presetOverlap + ", one whose Decoder preempts,\n" +
-			"saves and restores what it appended; with --preset " + presetChaos + ", one whose engines are killed while it\n" +
-			"serves. A check that fails makes the exit status 1.",
+		Long: `Without a preset, sends a workload to --url: conversations whose later turns carry the replies
+that really came (--dataset sessions), independent requests of fixed lengths (--dataset random),
+a workload file, or a recorded trace (--trace), whose prompts share prefixes where it says so.
+
+With a preset, starts a cluster on this machine; a check that fails makes the exit status 1:
+  ` + presetDemo + `  ordinary P/D compared with append-prefill
+  ` + presetOverlap + `              a Decoder that preempts, saves and restores what it appended
+  ` + presetChaos + `                engines that are killed while they serve`,
+		Example: `  sluice bench --url http://127.0.0.1:9000 --sessions 24 --turns 3 --json result.json
+  sluice bench --preset ` + presetDemo,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return b.run(cmd) },
 	}

@@ -15,6 +15,7 @@ var choices = map[string]map[string][]string{
 		"preset":   {"append-prefill-demo", "overlap", "chaos"},
 		"dataset":  {"sessions", "random"},
 		"endpoint": {"chat", "completions"},
+		"ids":      {"auto", "file", "session"},
 	},
 	"cache":  {"ids": {"auto", "file", "session"}},
 	"doctor": {"device": {"host", "cuda", "ascend"}},
@@ -39,7 +40,7 @@ var choices = map[string]map[string][]string{
 	},
 	"sim": {
 		"ids":     {"auto", "file", "session"},
-		"preset":  {"append-prefill", "shared-prompt", "ablations", "pools", "tails"},
+		"preset":  {"append-prefill", "shared-prompt", "ablations", "pools", "faults", "scale", "sessions", "tails"},
 		"profile": {"all", "pd", "reverse", "plain", "threshold", "guarded"},
 	},
 	"up": {"device": {"host", "cuda", "ascend"}},
