@@ -98,6 +98,9 @@ func (n *network) Dial(ctx context.Context, address string) (net.Conn, error) {
 
 func (n *network) wrap(c net.Conn) *conn { return &conn{Conn: c, n: n, done: make(chan struct{})} }
 
+// CanFetch is true: the Transfer Engine reaches every peer.
+func (c *conn) CanFetch() bool { return true }
+
 // Close frees the engine unless a batch that was given up still runs in it.
 func (n *network) Close() error {
 	if n.engine == nil {

@@ -34,6 +34,9 @@ type Exposed interface {
 
 // Fetcher is what the connections of a Direct network also are.
 type Fetcher interface {
+	// CanFetch reports whether Fetch works on this connection. It is asked once
+	// something was received; until then its answer means nothing.
+	CanFetch() bool
 	// Fetch copies memory of the peer and returns when none of the local
 	// memory can be touched any more. It fails when nothing moves for the
 	// stall time or the connection is closed, from any goroutine. One call at a

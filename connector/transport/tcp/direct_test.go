@@ -22,8 +22,9 @@ import (
 // that is found by its key.
 type oneSided struct {
 	plain
-	spoil atomic.Int64 // fetches that deliver a wrong byte
-	hang  atomic.Bool  // fetches do nothing until the connection closes
+	spoil  atomic.Int64 // fetches that deliver a wrong byte
+	hang   atomic.Bool  // fetches do nothing until the connection closes
+	unable bool         // to fetch
 }
 
 var exposedHere sync.Map // key → []byte
@@ -80,6 +81,8 @@ func (c *fetchConn) Close() error {
 	c.once.Do(func() { close(c.done) })
 	return c.Conn.Close()
 }
+
+func (c *fetchConn) CanFetch() bool { return !c.o.unable }
 
 func (c *fetchConn) Fetch(ranges []Range, stall time.Duration) error {
 	if c.o.hang.Load() {
@@ -152,6 +155,30 @@ func TestWhatIsFetched(t *testing.T) {
 	require.Equal(t, total, y.Stats().Fetched)
 	for _, s := range segs {
 		require.Equal(t, []byte(my[s.RemoteOffset:s.RemoteOffset+s.Length]), []byte(mx[s.LocalOffset:s.LocalOffset+s.Length]))
+	}
+}
+
+// A side that cannot fetch, or meets one that cannot, uses the streams.
+func TestWhoCannotFetch(t *testing.T) {
+	for _, which := range []string{"reader", "server", "both"} {
+		a, b := &oneSided{unable: which != "server"}, &oneSided{unable: which != "reader"}
+		x, y, segs, c, mx, my := twoSides(t, Config{Network: a}, Config{Network: b})
+		p, err := x.Connect(t.Context(), y.Address())
+		require.NoError(t, err)
+		require.NoError(t, p.Read(t.Context(), c, segs))
+		require.Equal(t, which == "server", x.Stats().Fetched > 0, which)
+		units := make([]int32, len(segs))
+		for i := range units {
+			units[i] = int32(i)
+		}
+		w, err := y.Grant(transport.PeerWrites, []transport.RegionID{segs[0].Remote}, units)
+		require.NoError(t, err)
+		clear(my)
+		require.NoError(t, p.Write(t.Context(), w, segs))
+		require.Equal(t, which == "reader", y.Stats().Fetched > 0, which)
+		for _, s := range segs {
+			require.Equal(t, []byte(my[s.RemoteOffset:s.RemoteOffset+s.Length]), []byte(mx[s.LocalOffset:s.LocalOffset+s.Length]))
+		}
 	}
 }
 
@@ -254,9 +281,9 @@ func TestHostileOffers(t *testing.T) {
 		"without lent memory":  rawFrame(header{kind: kindOffer, id: 1}, with(size, nil)),
 		"lent memory too long": rawFrame(header{kind: kindOffer, id: 1}, with(size, append(lend, lend[11:]...))),
 		"key nobody has":       rawFrame(header{kind: kindOffer, id: 1}, with(size, lend)),
-		"lend not given back":  append(rawFrame(header{kind: kindRead, id: 1}, read), rawFrame(header{kind: kindRead, id: 2}, read)...),
-		"another given back":   append(rawFrame(header{kind: kindRead, id: 1}, read), rawFrame(header{kind: kindBack, id: 2}, nil)...),
-		"nothing given back":   rawFrame(header{kind: kindRead, id: 1}, read),
+		"lend not given back":  append(rawFrame(header{kind: kindRead, flags: flagFetch, id: 1}, read), rawFrame(header{kind: kindRead, flags: flagFetch, id: 2}, read)...),
+		"another given back":   append(rawFrame(header{kind: kindRead, flags: flagFetch, id: 1}, read), rawFrame(header{kind: kindBack, id: 2}, nil)...),
+		"nothing given back":   rawFrame(header{kind: kindRead, flags: flagFetch, id: 1}, read),
 	} {
 		c, err := net.Dial("tcp", s.Address())
 		require.NoError(t, err)

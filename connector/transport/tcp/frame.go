@@ -32,8 +32,9 @@ func (k kind) String() string {
 }
 
 const (
-	flagCRC  = 1 << 0
-	flagLast = 1 << 1
+	flagCRC   = 1 << 0
+	flagLast  = 1 << 1
+	flagFetch = 1 << 2 // of a read: the memory may be lent
 )
 
 type status uint16
@@ -156,6 +157,7 @@ func parseHeader(b []byte) (header, error) {
 type hello struct {
 	instance transport.Instance
 	crc      uint16 // 1: this side wants payload checksums
+	fetch    uint16 // 1: this side, which accepted, fetches what is offered
 }
 
 func (h hello) put(b []byte) {
@@ -164,6 +166,7 @@ func (h hello) put(b []byte) {
 	copy(b, helloMagic[:])
 	binary.LittleEndian.PutUint16(b[8:], wireVersion)
 	binary.LittleEndian.PutUint16(b[10:], h.crc)
+	binary.LittleEndian.PutUint16(b[12:], h.fetch)
 	copy(b[16:], h.instance[:])
 }
 
@@ -174,7 +177,7 @@ func parseHello(b []byte) (hello, error) {
 	if v := binary.LittleEndian.Uint16(b[8:]); v != wireVersion {
 		return hello{}, fmt.Errorf("%w: wire version %d, ours is %d", transport.ErrProtocol, v, wireVersion)
 	}
-	return hello{instance: transport.Instance(b[16:32]), crc: binary.LittleEndian.Uint16(b[10:])}, nil
+	return hello{instance: transport.Instance(b[16:32]), crc: binary.LittleEndian.Uint16(b[10:]), fetch: binary.LittleEndian.Uint16(b[12:])}, nil
 }
 
 // span is one piece of remote memory in a request.

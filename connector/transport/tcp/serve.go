@@ -57,6 +57,7 @@ func (t *Transport) accept() {
 type server struct {
 	t      *Transport
 	w      *wire
+	raw    net.Conn // the network's own
 	peer   transport.Instance
 	buf    []byte // a request's payload
 	spans  []span
@@ -66,7 +67,7 @@ type server struct {
 // serve answers on c, which carries what the network's connection raw does.
 func (t *Transport) serve(c, raw net.Conn) {
 	s := &server{t: t, w: newWire(c, t.cfg.StallTimeout), buf: make([]byte, kindRead.limit())}
-	s.w.fetch, _ = raw.(Fetcher)
+	s.raw = raw
 	err := s.run()
 	if errors.Is(err, transport.ErrProtocol) {
 		t.counters.malformed.Add(1)
@@ -121,6 +122,9 @@ func (s *server) handshake() error {
 	ours := s.t.hello()
 	if theirs.crc == 1 {
 		ours.crc = 1
+	}
+	if f, ok := s.raw.(Fetcher); ok && f.CanFetch() {
+		s.w.fetch, ours.fetch = f, 1
 	}
 	ours.put(s.buf[:helloSize])
 	if err := s.w.send(header{kind: kindHello}, s.buf[:helloSize]); err != nil {
@@ -186,7 +190,7 @@ func (s *server) read(h header) error {
 		return s.done(h.id, refuse)
 	}
 	defer s.release(hold)
-	if s.w.fetch != nil {
+	if h.flags&flagFetch != 0 {
 		if b, ok := s.t.appendLend(nil, s.pieces, s.w.crc); ok {
 			return s.lend(h, b, hold, total)
 		}

@@ -147,13 +147,17 @@ func (s *slot) start(c *chunk) (error, error) {
 		return nil, s.w.send(header{kind: kindNotify, id: s.id}, c.msg)
 	}
 	payload := appendRequest(make([]byte, 0, requestBase+len(c.spans)*segmentSize), o.key, c.total, c.spans)
-	if s.w.fetch != nil && o.kind == kindWrite {
+	if s.w.offer && o.kind == kindWrite {
 		offer := append(binary.LittleEndian.AppendUint32(nil, uint32(len(payload))), payload...)
 		if b, ok := s.p.t.appendLend(offer, c.pieces, s.w.crc); ok {
 			return nil, s.w.send(header{kind: kindOffer, id: s.id}, b)
 		}
 	}
-	if err := s.w.send(header{kind: o.kind, id: s.id}, payload); err != nil || o.kind == kindRead {
+	var flags uint8
+	if s.w.fetch != nil && o.kind == kindRead {
+		flags = flagFetch
+	}
+	if err := s.w.send(header{kind: o.kind, flags: flags, id: s.id}, payload); err != nil || o.kind == kindRead {
 		return nil, err
 	}
 	return s.w.sendData(s.id, &cursor{pieces: c.pieces}, c.total, func() error { return nil })
@@ -288,7 +292,7 @@ func (p *peer) dial(ctx context.Context) (*wire, hello, error) {
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	defer stop()
 	w, theirs, err := p.greet(ctx, c)
-	if err == nil {
+	if err == nil && fetch != nil && fetch.CanFetch() {
 		w.fetch = fetch
 	}
 	if err == nil && !stop() {
@@ -342,6 +346,7 @@ func (p *peer) greet(ctx context.Context, c net.Conn) (*wire, hello, error) {
 		return nil, hello{}, err
 	}
 	w.crc = ours.crc == 1 || theirs.crc == 1
+	w.offer = theirs.fetch == 1
 	return w, theirs, nil
 }
 

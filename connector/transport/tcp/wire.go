@@ -42,7 +42,8 @@ func (c *cursor) take(n int64) (r *transport.Region, off, length int64) {
 // wire is one connection with its buffers. One goroutine uses it.
 type wire struct {
 	conn  net.Conn
-	fetch Fetcher // nil: all bytes travel on conn
+	fetch Fetcher // nil: what is received travels on conn
+	offer bool    // the other side fetches what is offered
 	br    *bufio.Reader
 	crc   bool // payload checksums in both directions
 	stall time.Duration

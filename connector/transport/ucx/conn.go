@@ -25,18 +25,20 @@ type conn struct {
 	readable    chan struct{} // 1: something has come, or the end
 	wrote       chan error    // 1: a send has ended
 
-	mu     sync.Mutex
-	h      *C.slu_conn // nil once closed
-	in     [][]byte
-	err    error // of the connection; io.EOF when the peer has gone
-	broken bool  // a send was given up: the buffer is still in use
-	done   chan struct{}
+	mu       sync.Mutex
+	h        *C.slu_conn // nil once closed
+	in       [][]byte
+	err      error         // of the connection; io.EOF when the peer has gone
+	broken   bool          // a send was given up: the buffer is still in use
+	fetching int           // fetches under way
+	done     chan struct{} // closed on this side
+	failed   chan struct{} // ended from afar
 }
 
 var _ net.Conn = (*conn)(nil)
 
 func newConn(n *network, id uint64, h *C.slu_conn) *conn {
-	c := &conn{n: n, id: id, h: h, readable: make(chan struct{}, 1), wrote: make(chan error, 1), done: make(chan struct{})}
+	c := &conn{n: n, id: id, h: h, readable: make(chan struct{}, 1), wrote: make(chan error, 1), done: make(chan struct{}), failed: make(chan struct{})}
 	c.read.init()
 	c.write.init()
 	return c
@@ -70,6 +72,7 @@ func (c *conn) fail(error) {
 	c.mu.Lock()
 	if c.err == nil {
 		c.err = io.EOF
+		close(c.failed)
 	}
 	c.mu.Unlock()
 	c.sent(io.ErrClosedPipe)
@@ -168,6 +171,14 @@ func (c *conn) Close() error {
 	return nil
 }
 
+// kill ends the connection and what is under way on it.
+func (c *conn) kill() {
+	c.mu.Lock()
+	c.broken = true
+	c.mu.Unlock()
+	_ = c.Close()
+}
+
 // closeLocked is Close with the network's lock held.
 func (c *conn) closeLocked() {
 	c.mu.Lock()
@@ -176,7 +187,7 @@ func (c *conn) closeLocked() {
 		return
 	}
 	flush := C.int(1)
-	if c.broken || c.err != nil || c.n.stop {
+	if c.broken || c.fetching > 0 || c.err != nil || c.n.stop {
 		flush = 0
 	}
 	C.slu_close(c.n.w, c.h, flush)

@@ -28,7 +28,7 @@ func New(cfg tcp.Config) (transport.Transport, error) {
 	if cfg.ServerTLS != nil || cfg.ClientTLS != nil {
 		return nil, &transport.UnavailableError{Transport: "ucx", Reason: "it has no TLS: use the transport tcp"}
 	}
-	cfg.Network = &network{conns: map[uint64]*conn{}, accepted: make(chan *conn, 64), closed: make(chan struct{})}
+	cfg.Network = &network{conns: map[uint64]*conn{}, fetches: map[uint64]chan error{}, accepted: make(chan *conn, 64), closed: make(chan struct{})}
 	t, err := tcp.New(cfg)
 	if err != nil {
 		return nil, err
@@ -45,13 +45,16 @@ type network struct {
 	stopping sync.Once
 	ended    sync.WaitGroup // the goroutine that polls
 
-	mu    sync.Mutex
-	conns map[uint64]*conn
-	stop  bool
+	mu      sync.Mutex
+	conns   map[uint64]*conn
+	fetches map[uint64]chan error // under way
+	last    uint64                // fetch
+	stop    bool
 }
 
 var (
-	_ tcp.Network  = (*network)(nil)
+	_ tcp.Direct   = (*network)(nil)
+	_ tcp.Fetcher  = (*conn)(nil)
 	_ net.Listener = (*listener)(nil)
 )
 
@@ -176,6 +179,11 @@ func (n *network) take(ev *C.slu_event) {
 		default: // more than anybody takes up
 			c.closeLocked()
 		}
+		return
+	}
+	if ev.kind == C.SLU_FETCHED {
+		n.fetches[uint64(ev.id)] <- statusError(int(ev.status))
+		delete(n.fetches, uint64(ev.id))
 		return
 	}
 	var data []byte

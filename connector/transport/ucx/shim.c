@@ -160,8 +160,10 @@ int slu_open(slu **out, const char *ip, int port, int *bound, char *text, size_t
 	}
 	// The segments of shared memory are 8 KiB unless somebody says otherwise, which
 	// makes every large send many small ones.
-	setenv("UCX_MM_SEG_SIZE", "65536", 0);
-	ucp_params_t p = {.field_mask = UCP_PARAM_FIELD_FEATURES, .features = UCP_FEATURE_STREAM | UCP_FEATURE_WAKEUP};
+	setenv("UCX_MM_SEG_SIZE", "32768", 0);
+	// Shared memory notices dead peers, and is thus used at all, only if asked to.
+	setenv("UCX_MM_ERROR_HANDLING", "y", 0);
+	ucp_params_t p = {.field_mask = UCP_PARAM_FIELD_FEATURES, .features = UCP_FEATURE_STREAM | UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP};
 	if ((s = ucp_init(&p, NULL, &w->ctx)) != UCS_OK) {
 		fail(text, n, "ucp_init", s);
 		goto out;
@@ -241,6 +243,106 @@ int slu_send(slu *w, slu_conn *c, size_t length) {
 	}
 	pthread_mutex_unlock(&w->lock);
 	return out;
+}
+
+int slu_map(slu *w, void *address, size_t length, void **memory, void **key, size_t *size, char *text, size_t n) {
+	ucp_mem_map_params_t p = {.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH, .address = address, .length = length};
+	ucp_mem_h m;
+	void *packed;
+	pthread_mutex_lock(&w->lock);
+	ucs_status_t s = ucp_mem_map(w->ctx, &p, &m);
+	if (s != UCS_OK) {
+		pthread_mutex_unlock(&w->lock);
+		return fail(text, n, "ucp_mem_map", s);
+	}
+	s = ucp_rkey_pack(w->ctx, m, &packed, size);
+	if (s == UCS_OK) {
+		if ((*key = malloc(*size))) memcpy(*key, packed, *size);
+		else s = UCS_ERR_NO_MEMORY;
+		ucp_rkey_buffer_release(packed);
+	}
+	if (s != UCS_OK) ucp_mem_unmap(w->ctx, m);
+	pthread_mutex_unlock(&w->lock);
+	if (s != UCS_OK) return fail(text, n, "ucp_rkey_pack", s);
+	*memory = m;
+	return 0;
+}
+
+void slu_unmap(slu *w, void *memory) {
+	pthread_mutex_lock(&w->lock);
+	ucp_mem_unmap(w->ctx, memory);
+	pthread_mutex_unlock(&w->lock);
+}
+
+int slu_onesided(slu *w, slu_conn *c) {
+	char *text = NULL;
+	size_t size = 0;
+	FILE *out = open_memstream(&text, &size);
+	if (!out) return 0;
+	pthread_mutex_lock(&w->lock);
+	if (!c->failed) ucp_ep_print_info(c->ep, out);
+	pthread_mutex_unlock(&w->lock);
+	fclose(out);
+	// A lane is named with what it is for; without one for remote memory access
+	// there are only messages.
+	int yes = 0;
+	for (char *line = text, *end; line && *line; line = end) {
+		if ((end = strchr(line, '\n'))) *end++ = 0;
+		yes |= strstr(line, "lane[") && strstr(line, "rma");
+	}
+	free(text);
+	return yes;
+}
+
+// fetch is one slu_fetch under way. It outlives its connection.
+typedef struct {
+	slu *w;
+	uint64_t id;
+	size_t left; // gets that have not ended
+	ucs_status_t status;
+	size_t nkeys;
+	ucp_rkey_h keys[];
+} fetch;
+
+// got ends one get. The lock is held.
+static void got(fetch *f, ucs_status_t status) {
+	if (status != UCS_OK && f->status == UCS_OK) f->status = status;
+	if (--f->left) return;
+	for (size_t i = 0; i < f->nkeys; i++) ucp_rkey_destroy(f->keys[i]);
+	push(f->w, (slu_event){.kind = SLU_FETCHED, .id = f->id, .status = f->status});
+	free(f);
+}
+
+static void on_got(void *req, ucs_status_t status, void *arg) {
+	ucp_request_free(req);
+	got(arg, status);
+}
+
+int slu_fetch(slu *w, slu_conn *c, uint64_t id, const void *const *keys, size_t nkeys, const slu_range *ranges, size_t count) {
+	fetch *f = calloc(1, sizeof *f + nkeys * sizeof *f->keys);
+	if (!f) return UCS_ERR_NO_MEMORY;
+	*f = (fetch){.w = w, .id = id, .left = 1}; // the one is ours, until all are begun
+	ucs_status_t s = UCS_OK;
+	pthread_mutex_lock(&w->lock);
+	if (c->failed) s = UCS_ERR_CONNECTION_RESET;
+	while (s == UCS_OK && f->nkeys < nkeys)
+		if ((s = ucp_ep_rkey_unpack(c->ep, keys[f->nkeys], &f->keys[f->nkeys])) == UCS_OK) f->nkeys++;
+	if (s != UCS_OK) {
+		for (size_t i = 0; i < f->nkeys; i++) ucp_rkey_destroy(f->keys[i]);
+		pthread_mutex_unlock(&w->lock);
+		free(f);
+		return s;
+	}
+	for (size_t i = 0; i < count && f->status == UCS_OK; i++) {
+		ucp_request_param_t p = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA, .cb.send = on_got, .user_data = f};
+		f->left++;
+		ucs_status_ptr_t r = ucp_get_nbx(c->ep, ranges[i].local, ranges[i].length, ranges[i].remote, f->keys[ranges[i].key], &p);
+		if (!UCS_PTR_IS_PTR(r)) got(f, UCS_PTR_STATUS(r));
+	}
+	got(f, UCS_OK);
+	ucp_worker_signal(w->worker); // else whoever polls may sleep
+	pthread_mutex_unlock(&w->lock);
+	return 0;
 }
 
 static void end(slu_conn *c, int flush) {

@@ -1,4 +1,4 @@
-// Streams over UCX for Go. All calls may come from any thread; a lock in the
+// Streams and one-sided reads over UCX for Go. All calls may come from any thread; a lock in the
 // shim keeps them apart. Nothing here blocks but slu_poll, and that only as
 // long as it is told.
 #ifndef SLUICE_UCX_SHIM_H
@@ -10,15 +10,15 @@
 typedef struct slu slu;
 typedef struct slu_conn slu_conn;
 
-enum { SLU_ACCEPTED = 1, SLU_DATA, SLU_SENT, SLU_CLOSED };
+enum { SLU_ACCEPTED = 1, SLU_DATA, SLU_SENT, SLU_CLOSED, SLU_FETCHED };
 
 typedef struct {
 	int kind;
-	uint64_t id;     // of the connection
+	uint64_t id;     // of the connection; of SLU_FETCHED the fetch
 	slu_conn *conn;  // of SLU_ACCEPTED
 	void *data;      // of SLU_DATA: the receiver frees it
 	size_t length;
-	int status;      // of SLU_CLOSED and SLU_SENT: 0 or an error of UCX
+	int status;      // of SLU_CLOSED, SLU_SENT and SLU_FETCHED: 0 or an error of UCX
 } slu_event;
 
 // slu_open makes context, worker and listener. ip is a numeric address. The
@@ -35,6 +35,32 @@ int slu_send(slu *w, slu_conn *c, size_t length);
 // slu_buffer is the connection's buffer for sending.
 void *slu_buffer(slu_conn *c);
 size_t slu_buffer_size(void);
+
+// slu_map registers memory for reads by peers, and slu_unmap ends that. The key
+// is a copy that the caller frees.
+int slu_map(slu *w, void *address, size_t length, void **memory, void **key, size_t *size, char *text, size_t n);
+void slu_unmap(slu *w, void *memory);
+
+// slu_onesided tells whether reads from the connection's peer are done past it,
+// by the kernel or a device. UCX also does them by messages that the peer
+// answers, and then ends the process of a peer whose asker has gone: these are
+// not to be used. It is known once something was received.
+int slu_onesided(slu *w, slu_conn *c);
+
+typedef struct {
+	void *local;
+	uint64_t remote; // address at the peer
+	uint64_t length;
+	uint32_t key;    // index
+} slu_range;
+
+// slu_fetch reads memory of the connection's peer. The keys are what slu_map
+// gave there, behind each of which at least SLU_KEY_SLACK readable bytes follow:
+// UCX does not take their length. 0: SLU_FETCHED with that id follows, when no
+// local memory can be touched any more; below 0: an error of UCX, and nothing was
+// begun.
+enum { SLU_KEY_SLACK = 4096 };
+int slu_fetch(slu *w, slu_conn *c, uint64_t id, const void *const *keys, size_t nkeys, const slu_range *ranges, size_t count);
 
 // slu_close ends a connection; the handle is invalid from then on. What was
 // sent before still arrives if flush is not 0.
