@@ -2,6 +2,8 @@ package sim
 
 import (
 	"fmt"
+	"math"
+	"math/bits"
 	"slices"
 	"strconv"
 	"strings"
@@ -87,13 +89,71 @@ func (r *StudyReport) Table() report.Table {
 // Page is the study as a page with plots.
 func (r *StudyReport) Page() report.Page {
 	ttft := report.Plot{Title: "Time to first token", X: "seconds from eligibility", Y: "share of requests", Kind: report.Distribution, Note: "Higher and further left is better."}
+	tpot := report.Plot{Title: "Time per output token", X: "milliseconds", Y: "share of requests", Kind: report.Distribution}
 	slow := report.Plot{Title: "Time per output token over that of decode-only steps", X: "times", Y: "share of requests", Kind: report.Distribution, Note: "1 is a decoder that nothing disturbs."}
+	queue := report.Plot{Title: "Prompts that wait for a Prefiller", X: "seconds", Y: "prompts, at most", Kind: report.Lines}
+	hits := report.Plot{Title: "Local hits by turn", X: "turn", Y: "share of the turns", Kind: report.Bars}
+	full := report.Plot{Title: "Decoder steps on a FULL graph", Y: "share of steps", Kind: report.Bars, Labels: []string{""}}
+	longest := 0.0
 	for _, row := range r.Rows {
-		ttft.Series = append(ttft.Series, report.Series{Name: string(row.Profile), Values: row.result.Values((*Record).TTFT)})
-		slow.Series = append(slow.Series, report.Series{Name: string(row.Profile), Values: row.result.Values((*Record).Slowdown)})
+		longest = max(longest, row.TotalS)
+	}
+	queue.Step = max(math.Ceil(longest/queuePoints), 1)
+	for _, row := range r.Rows {
+		name := string(row.Profile)
+		ttft.Series = append(ttft.Series, report.Series{Name: name, Values: row.result.Values((*Record).TTFT)})
+		tpot.Series = append(tpot.Series, report.Series{Name: name, Values: row.result.Values(func(r *Record) float64 { return 1e3 * r.TPOT() })})
+		slow.Series = append(slow.Series, report.Series{Name: name, Values: row.result.Values((*Record).Slowdown)})
+		queue.Series = append(queue.Series, report.Series{Name: name, Values: peaks(row.result.Queue, int(queue.Step))})
+		full.Series = append(full.Series, report.Series{Name: name, Values: []float64{1 - row.NonFullShare}})
+		labels, shares := hitsByTurn(row.result)
+		hits.Labels = labels
+		hits.Series = append(hits.Series, report.Series{Name: name, Values: shares})
 	}
 	return report.Page{
 		Title: "Simulated: " + r.Workload, Summary: "Real scheduler cores, caches and routing decisions on a virtual clock; step times from a cost model.",
-		Table: r.Table(), Plots: []report.Plot{ttft, slow},
+		Table: r.Table(), Plots: []report.Plot{ttft, tpot, slow, queue, hits, full},
 	}
+}
+
+// queuePoints is how many points a plot of the queue has at most.
+const queuePoints = 400
+
+// peaks are the largest values of each run of so many.
+func peaks(values []int32, run int) []float64 {
+	var out []float64
+	for part := range slices.Chunk(values, run) {
+		out = append(out, float64(slices.Max(part)))
+	}
+	return out
+}
+
+// hitsByTurn is the share of turns that hit: of the second, of the third and
+// fourth, and so on in doubling ranges.
+func hitsByTurn(r *Result) (labels []string, shares []float64) {
+	var counts []PhaseCount
+	for i := range r.Records {
+		rec := &r.Records[i]
+		if rec.Turn == 0 || rec.Failed {
+			continue
+		}
+		at := bits.Len32(uint32(rec.Turn)) - 1 // turns count from 0
+		for len(counts) <= at {
+			counts = append(counts, PhaseCount{})
+		}
+		counts[at].FollowUps++
+		if rec.Route == Hit {
+			counts[at].Hits++
+		}
+	}
+	for i, c := range counts {
+		first, last := 1<<i+1, 2<<i
+		label := strconv.Itoa(first)
+		if last > first {
+			label += "–" + strconv.Itoa(last)
+		}
+		labels = append(labels, label)
+		shares = append(shares, c.Share())
+	}
+	return labels, shares
 }

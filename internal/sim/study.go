@@ -91,7 +91,7 @@ func (s StudyConfig) Cluster(p Profile) ClusterConfig {
 	cfg := ClusterConfig{
 		Prefillers: s.Prefillers, Decoders: s.Decoders, Ranks: s.Ranks, Lockstep: Lockstep,
 		Prefill: rank(s.PrefillBlocks, 4*s.StepTokens, s.Prefill), Decode: rank(s.DecodeBlocks, s.StepTokens, s.Decode),
-		Hop: s.Hop, TransferAt: 0.002, Transfer: s.Transfer, Faults: s.Faults,
+		Hop: s.Hop, TransferAt: 0.002, Transfer: s.Transfer, Sample: 1, Faults: s.Faults,
 	}
 	switch p {
 	case ProfileReverse:

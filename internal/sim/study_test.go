@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluice-serving/sluice/internal/sim/report"
 	"github.com/sluice-serving/sluice/internal/sim/trace"
 )
 
@@ -77,4 +78,28 @@ func TestEveryGuardHelpsAgents(t *testing.T) {
 	}
 	require.Less(t, good[ProfileNoOverload], 0.75*good[ProfileGuarded])
 	require.Less(t, good[ProfileNoGovernor], 0.75*good[ProfileGuarded])
+}
+
+func TestPageOfAStudy(t *testing.T) {
+	s := DefaultStudy()
+	rep := &StudyReport{Workload: "agents"}
+	for _, p := range []Profile{ProfilePD, ProfilePlain} {
+		row, err := s.Study(p, agents(t, 0.5), DefaultGoodput)
+		require.NoError(t, err)
+		rep.Rows = append(rep.Rows, row)
+	}
+	titles := map[string]report.Plot{}
+	for _, p := range rep.Page().Plots {
+		require.Len(t, p.Series, 2, p.Title)
+		for _, s := range p.Series {
+			require.NotEmpty(t, s.Values, p.Title)
+		}
+		titles[p.Title] = p
+	}
+	hits := titles["Local hits by turn"]
+	require.Equal(t, []string{"2", "3–4", "5–8", "9–16"}, hits.Labels)
+	require.Equal(t, []float64{0, 0, 0, 0}, hits.Series[0].Values)
+	require.Equal(t, []float64{1, 1, 1, 1}, hits.Series[1].Values)
+	require.Len(t, titles["Decoder steps on a FULL graph"].Series[1].Values, 1)
+	require.Equal(t, []float64{3, 5, 4}, peaks([]int32{1, 3, 5, 0, 4}, 2))
 }
