@@ -49,7 +49,7 @@ type call struct {
 
 // send sends a leg and waits for the header of its answer.
 func (x *exchange) send(ctx context.Context, c call) (*wire.Response, error) {
-	h := make([]wire.Field, 0, 10)
+	h := x.fields[:0]
 	add := func(name, value string) { h = append(h, wire.Field{Name: name, Value: value}) }
 	add("Content-Type", "application/json")
 	add("X-Request-Id", c.id)
@@ -71,7 +71,10 @@ func (x *exchange) send(ctx context.Context, c call) (*wire.Response, error) {
 	for _, name := range sortedKeys(c.headers) {
 		add(name, c.headers[name])
 	}
-	return x.p.pool.Do(ctx, &wire.Request{Method: http.MethodPost, Addr: c.target.Decoder, Path: x.path, Header: h, Body: x.body.Spliced(c.edits...)})
+	x.parts = x.body.Splice(x.parts[:0], c.edits...)
+	defer clear(x.parts) // the body's memory is another's when it was dropped
+	x.request = wire.Request{Method: http.MethodPost, Addr: c.target.Decoder, Path: x.path, Header: h, Body: x.parts}
+	return x.p.pool.Do(ctx, &x.request)
 }
 
 // answerFrom sends a leg to a Decoder and relays its answer.
@@ -115,7 +118,10 @@ func (x *exchange) answerFrom(c call, mode relayMode) result {
 			}
 			return x.errorAnswer(c, resp, raw)
 		}
-		rel := relay{x: x, c: c, ctx: ctx, mode: mode, status: resp.Status}
+		rel := relay{x: x, c: c, ctx: ctx, mode: mode, status: resp.Status, scratch: takeScratch()}
+		if x.cont == nil { // a continuation keeps parts of answers
+			defer rel.giveBack()
+		}
 		if isEventStream(resp.Header.Get("Content-Type")) {
 			res := rel.stream(resp, body)
 			line.Output = rel.output()

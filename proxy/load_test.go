@@ -260,7 +260,7 @@ func TestEventsAllocateNothing(t *testing.T) {
 	x.turn, _ = p.router.Begin(time.Now(), route.Query{Bytes: 100})
 	target, ok := p.router.Decoder(time.Now(), x.turn)
 	require.True(t, ok)
-	r := &relay{x: x, c: call{leg: route.LegDecode, target: target}, ctx: t.Context(), mode: relayMode{rewriteCached: true}, status: 200}
+	r := &relay{scratch: takeScratch(), x: x, c: call{leg: route.LegDecode, target: target}, ctx: t.Context(), mode: relayMode{rewriteCached: true}, status: 200}
 	events := openai.NewReader(strings.NewReader("data: "+tokenEvent+"\n\n"), 0)
 	ev, err := events.Next()
 	require.NoError(t, err)

@@ -34,9 +34,7 @@ type relay struct {
 	outputs    int // events with output
 	completion int // completion tokens that usage names
 	finished   bool
-	object     splice.Object
-	edited     []byte // memory of the rewritten data and of the event around it
-	out        []byte
+	*scratch
 	paceFrom   time.Time // of the last output that the router knows of
 	paceEvents int       // outputs since then
 	held       []byte    // events before the first output
@@ -90,7 +88,8 @@ func (r *relay) pace(now time.Time) {
 func (r *relay) whole(body io.Reader, contentType string) result {
 	x := r.x
 	limit := x.p.cfg.MaxAnswer
-	raw, err := io.ReadAll(io.LimitReader(body, limit+1))
+	raw, err := readAll(r.raw[:0], io.LimitReader(body, limit+1), 0)
+	r.raw = raw
 	switch {
 	case err != nil && x.gone():
 		return result{verdict: gone}
@@ -134,7 +133,8 @@ func (r *relay) whole(body io.Reader, contentType string) result {
 		x.cont.part(&r.object)
 		return r.done(x.out.whole(r.status, contentType, x.cont.join(&r.object, x.responseID())))
 	}
-	return r.done(x.out.whole(r.status, contentType, r.rewrite(nil, f, true)))
+	r.edited = r.rewrite(r.edited[:0], f, true)
+	return r.done(x.out.whole(r.status, contentType, r.edited))
 }
 
 // done is the end of a complete answer.

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-serving/sluice/internal/openai"
 	"github.com/sluice-serving/sluice/proxy/route"
 	"github.com/sluice-serving/sluice/proxy/splice"
+	"github.com/sluice-serving/sluice/proxy/wire"
 )
 
 // endpoint is one of the paths whose requests are turns.
@@ -60,6 +61,10 @@ type exchange struct {
 	claimed bool // the store was told of the session's first turn
 	answers bool // the answer's id is the session's name for later turns
 	turn    *route.Turn
+
+	request wire.Request // of the leg under way, and what it stands in
+	fields  [12]wire.Field
+	parts   [][]byte
 
 	trace  traceContext
 	span   trace.Span    // nil when spans are not recorded

@@ -73,7 +73,7 @@ func (r *relay) rewrite(dst []byte, f features, usage bool) []byte {
 		n++
 	}
 	if usage && r.mode.rewriteCached && f.hasUsage && x.at.prefix != "" {
-		edits[n] = splice.Set("usage", cachedUsage(r.object.Raw("usage"), r.prefillCached()))
+		edits[n] = splice.Set("usage", r.cachedUsage(r.object.Raw("usage"), r.prefillCached()))
 		n++
 	}
 	if x.at.prefix == "" {
@@ -191,15 +191,19 @@ func (x *exchange) responseID() []byte {
 }
 
 // cachedUsage is a usage object with its cached tokens replaced.
-func cachedUsage(usage []byte, cached int) []byte {
-	n := []byte(strconv.Itoa(cached))
-	o, err := splice.Parse(usage)
-	if err != nil { // usage is an object of a checked body; only duplicate keys can bring us here
+func (s *scratch) cachedUsage(usage []byte, cached int) []byte {
+	if s.usage.Reset(usage) != nil { // an object of a checked body; only duplicate keys can bring us here
 		return usage
 	}
-	details := o.Raw("prompt_tokens_details")
-	if d, err := splice.Parse(details); err == nil {
-		return o.Apply(nil, splice.Set("prompt_tokens_details", d.Apply(nil, splice.Set("cached_tokens", n))))
+	n := strconv.AppendInt(s.numbers[:0], int64(cached), 10)
+	digits := len(n)
+	if s.details.Reset(s.usage.Raw("prompt_tokens_details")) == nil {
+		n = s.details.Apply(n, splice.Set("cached_tokens", n))
+	} else {
+		n = append(append(append(n, `{"cached_tokens":`...), n[:digits]...), '}')
 	}
-	return o.Apply(nil, splice.Set("prompt_tokens_details", append(append([]byte(`{"cached_tokens":`), n...), '}')))
+	details := len(n)
+	n = s.usage.Apply(n, splice.Set("prompt_tokens_details", n[digits:]))
+	s.numbers = n
+	return n[details:]
 }

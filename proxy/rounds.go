@@ -184,7 +184,10 @@ func (x *exchange) prefillLeg(addr, id string, edits []splice.Edit) (params json
 	}
 	defer resp.Close()
 	line.Status = resp.Status
-	body, err := io.ReadAll(io.LimitReader(w.follow(resp, x.p.cfg.IdleTimeout), x.p.cfg.MaxAnswer+1))
+	kept := takeScratch()
+	defer kept.giveBack() // of the answer only copies are kept
+	body, err := readAll(kept.raw[:0], io.LimitReader(w.follow(resp, x.p.cfg.IdleTimeout), x.p.cfg.MaxAnswer+1), 0)
+	kept.raw = body
 	x.learn(c, resp, err)
 	switch {
 	case err != nil:
@@ -192,8 +195,8 @@ func (x *exchange) prefillLeg(addr, id string, edits []splice.Edit) (params json
 	case resp.Status != http.StatusOK:
 		return nil, 0, x.errorAnswer(c, resp, body)
 	}
-	o, err := splice.Parse(body)
-	if err != nil {
+	o := &kept.object
+	if o.Reset(body) != nil {
 		return nil, 0, result{verdict: failed, reason: "error:answer", problem: openai.BadGateway("the prefiller's answer cannot be read")}
 	}
 	f := inspect(o, resp.Status)

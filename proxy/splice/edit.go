@@ -68,13 +68,12 @@ func (o *Object) Apply(dst []byte, edits ...Edit) []byte {
 	return dst
 }
 
-// Spliced gives the edited object as a list of byte ranges: parts of the
-// source, untouched, and the inserted bytes between them. The list can be
-// written with one vectored write; it copies nothing of the source.
-func (o *Object) Spliced(edits ...Edit) [][]byte {
+// Splice appends the edited object to out as byte ranges: parts of the source,
+// untouched, and the inserted bytes between them. The list can be written with
+// one vectored write; it copies nothing of the source.
+func (o *Object) Splice(out [][]byte, edits ...Edit) [][]byte {
 	var room [24]piece
 	pieces, added := o.pieces(room[:0], nil, edits)
-	out := make([][]byte, 0, len(pieces))
 	for _, p := range pieces {
 		switch {
 		case p.what >= 0:

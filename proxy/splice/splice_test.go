@@ -35,7 +35,7 @@ func TestEdits(t *testing.T) {
 		o, err := Parse([]byte(c.in))
 		require.NoError(t, err, c.in)
 		require.Equal(t, c.want, string(o.Apply(nil, c.edits...)))
-		require.Equal(t, c.want, string(bytes.Join(o.Spliced(c.edits...), nil)))
+		require.Equal(t, c.want, string(bytes.Join(o.Splice(nil, c.edits...), nil)))
 	}
 }
 
@@ -177,7 +177,7 @@ func TestEditsAgainstMap(t *testing.T) {
 			}
 		}
 		out := o.Apply(nil, edits...)
-		require.Equal(t, out, bytes.Join(o.Spliced(edits...), nil))
+		require.Equal(t, out, bytes.Join(o.Splice(nil, edits...), nil))
 		got := map[string]json.RawMessage{}
 		require.NoError(t, json.Unmarshal(out, &got), string(out))
 		require.Equal(t, want, got)

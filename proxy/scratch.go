@@ -1,0 +1,31 @@
+package proxy
+
+import (
+	"sync"
+
+	"github.com/sluice-serving/sluice/proxy/splice"
+)
+
+// scratch is memory that one leg after the other uses: of its answer, or of
+// the event at hand. Nothing of it may be kept when the leg is over.
+type scratch struct {
+	raw            []byte // a whole answer
+	object         splice.Object
+	usage, details splice.Object // inside of it
+	edited, out    []byte        // the rewritten data, and the event around it
+	numbers        []byte
+}
+
+var scratches = sync.Pool{New: func() any { return new(scratch) }}
+
+func takeScratch() *scratch { return scratches.Get().(*scratch) }
+
+// maxScratch is the longest answer whose memory is kept.
+const maxScratch = 64 << 10
+
+// giveBack keeps the memory for the next leg.
+func (s *scratch) giveBack() {
+	if cap(s.raw) <= maxScratch && cap(s.edited) <= maxScratch && cap(s.out) <= maxScratch {
+		scratches.Put(s)
+	}
+}
