@@ -18,15 +18,15 @@ import (
 
 // simFlags are the flags of sluice sim.
 type simFlags struct {
-	preset, trace, ids, cost, slo, profiles, html string
-	json, lenient                                 bool
-	study                                         sim.StudyConfig
-	replay                                        sim.ReplayOptions
-	plan                                          bool
-	instances                                     int
-	gaps                                          []float64
-	faults                                        []string
-	blocks                                        int
+	preset, trace, ids, cost, slo, profiles, html, svg string
+	json, lenient                                      bool
+	study                                              sim.StudyConfig
+	replay                                             sim.ReplayOptions
+	plan                                               bool
+	instances                                          int
+	gaps                                               []float64
+	faults                                             []string
+	blocks                                             int
 
 	played int // requests that the run simulated
 }
@@ -87,6 +87,7 @@ no-overload, no-wait (the bounded wait for a busy Decoder).`,
 	fl.IntVar(&f.instances, "max-instances", 6, "with --plan: the most Prefillers and Decoders together")
 	fl.BoolVar(&f.json, "json", false, "print the report as JSON")
 	fl.StringVar(&f.html, "html", "", "also write the report with plots to this file")
+	fl.StringVar(&f.svg, "svg", "", "also write the plots to this folder, a file each")
 	fl.BoolVar(&f.lenient, "lenient", false, "leave broken lines of the trace out, and list them")
 	fl.IntVar(&f.study.Prefillers, "prefillers", f.study.Prefillers, "number of Prefillers")
 	fl.IntVar(&f.study.Decoders, "decoders", f.study.Decoders, "number of Decoders")
@@ -256,6 +257,11 @@ func (f *simFlags) print(out io.Writer, rep any, page report.Page, heading strin
 			return err
 		}
 		if err := errors.Join(report.Write(file, page), file.Close()); err != nil {
+			return err
+		}
+	}
+	if f.svg != "" {
+		if err := errors.Join(os.MkdirAll(f.svg, 0o755), report.WritePlots(f.svg, page)); err != nil {
 			return err
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"html/template"
 	"io"
 	"math"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"gonum.org/v1/plot"
@@ -78,11 +80,43 @@ func line(i int) draw.LineStyle {
 	return draw.LineStyle{Color: palette[i%len(palette)], Width: vg.Points(1.5), Dashes: dashes[i/2%len(dashes)]}
 }
 
-// svg draws one plot.
+// svg draws one plot for a page, which has its title and background.
 func (p *Plot) svg() (template.HTML, error) {
 	g := plot.New()
-	g.X.Label.Text, g.Y.Label.Text = p.X, p.Y
 	g.BackgroundColor = color.Transparent
+	text, err := p.draw(g)
+	if err != nil {
+		return "", fmt.Errorf("plot %q: %w", p.Title, err)
+	}
+	// Behind the XML declaration and comments the element itself is what HTML takes.
+	if at := bytes.Index(text, []byte("<svg")); at >= 0 {
+		text = text[at:]
+	}
+	return template.HTML(text), nil //nolint:gosec // drawn by us from numbers and escaped labels
+}
+
+// WritePlots writes each plot to a file of its own in a folder that exists,
+// named after its title.
+func WritePlots(dir string, p Page) error {
+	for i := range p.Plots {
+		q := &p.Plots[i]
+		g := plot.New()
+		g.Title.Text = q.Title
+		text, err := q.draw(g)
+		if err != nil {
+			return fmt.Errorf("plot %q: %w", q.Title, err)
+		}
+		name := strings.ReplaceAll(strings.ToLower(q.Title), " ", "-") + ".svg"
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// draw adds axes and series, and gives the picture as an SVG document.
+func (p *Plot) draw(g *plot.Plot) ([]byte, error) {
+	g.X.Label.Text, g.Y.Label.Text = p.X, p.Y
 	g.Legend.Top = true
 	switch p.Kind {
 	case Distribution:
@@ -90,7 +124,7 @@ func (p *Plot) svg() (template.HTML, error) {
 		g.Legend.Top = false
 		for i, s := range p.Series {
 			if err := addLine(g, i, s.Name, distribution(s.Values)); err != nil {
-				return "", fmt.Errorf("plot %q: %w", p.Title, err)
+				return nil, err
 			}
 		}
 	case Lines:
@@ -100,7 +134,7 @@ func (p *Plot) svg() (template.HTML, error) {
 				pts[k] = plotter.XY{X: float64(k) * p.Step, Y: v}
 			}
 			if err := addLine(g, i, s.Name, pts); err != nil {
-				return "", fmt.Errorf("plot %q: %w", p.Title, err)
+				return nil, err
 			}
 		}
 	case Bars:
@@ -108,7 +142,7 @@ func (p *Plot) svg() (template.HTML, error) {
 		for i, s := range p.Series {
 			b, err := plotter.NewBarChart(plotter.Values(s.Values), vg.Points(width))
 			if err != nil {
-				return "", fmt.Errorf("plot %q: %w", p.Title, err)
+				return nil, err
 			}
 			b.Color = palette[i%len(palette)]
 			b.LineStyle.Width = 0
@@ -122,15 +156,8 @@ func (p *Plot) svg() (template.HTML, error) {
 	canvas := vgsvg.New(vg.Points(620), vg.Points(320))
 	g.Draw(draw.New(canvas))
 	var buf bytes.Buffer
-	if _, err := canvas.WriteTo(&buf); err != nil {
-		return "", fmt.Errorf("plot %q: %w", p.Title, err)
-	}
-	text := buf.String()
-	// Behind the XML declaration and comments the element itself is what HTML takes.
-	if at := strings.Index(text, "<svg"); at >= 0 {
-		text = text[at:]
-	}
-	return template.HTML(text), nil //nolint:gosec // drawn by us from numbers and escaped labels
+	_, err := canvas.WriteTo(&buf)
+	return buf.Bytes(), err
 }
 
 func addLine(g *plot.Plot, i int, name string, pts plotter.XYs) error {

@@ -37,6 +37,20 @@ func TestPageStandsAlone(t *testing.T) {
 	require.Equal(t, text, again.String())
 }
 
+func TestPlotsAsFiles(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, WritePlots(dir, example()))
+	for _, name := range []string{"time-to-first-token.svg", "queue.svg", "hits-by-turn.svg"} {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		require.NoError(t, err)
+		require.True(t, bytes.HasPrefix(text, []byte("<?xml")) && bytes.Contains(text, []byte("<svg")), name)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "queue.svg"))
+	require.NoError(t, err)
+	require.Contains(t, string(text), ">Queue</text>")
+	require.Error(t, WritePlots(filepath.Join(dir, "missing"), example()))
+}
+
 func TestEmptySeriesAreLeftOut(t *testing.T) {
 	p := example()
 	p.Plots[0].Series = append(p.Plots[0].Series, Series{Name: "none"})
