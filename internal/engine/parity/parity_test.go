@@ -29,8 +29,11 @@ type expected struct {
 	Own    float64   `json:"own"` // how far transformers' logits in the storage type are from Logits
 }
 
-// The tolerances: relative distance of a prompt's logits. In bf16 it may be what
-// transformers itself is off by, if that is more.
+// The tolerances: relative distance of a prompt's logits from what transformers
+// computes in fp32 from the same weights. That transformers in bf16 is further off
+// on some prompt (2.17e-2 was measured, and 2.02e-2 of this engine on the host)
+// is logged and widens nothing: an engine that is above the bound has a rounding
+// to find.
 const (
 	fp32Apart = 1e-4
 	bf16Apart = 2e-2
@@ -79,13 +82,13 @@ func compare(t *testing.T, dir string, b ascendrt.Backend, cases []expected) {
 		}
 		exec, err := executor.New(t.Context(), dev, c, k)
 		require.NoError(t, err)
-		same, total, worst := 0, 0, 0.0
+		same, total, worst, own := 0, 0, 0.0, 0.0
 		begun := time.Now()
 		for i, x := range cases {
 			got, logits := answer(t, exec, c, x.Prompt, len(x.Tokens))
 			d := distance(logits, x.Logits)
-			worst = max(worst, d)
-			require.LessOrEqual(t, d, max(apart, x.Own), "prompt %d of %d tokens: logits", i, len(x.Prompt))
+			worst, own = max(worst, d), max(own, x.Own)
+			require.LessOrEqual(t, d, apart, "prompt %d of %d tokens: logits", i, len(x.Prompt))
 			if typ == ascendrt.Float32 {
 				require.Equal(t, x.Tokens, got, "prompt %d of %d tokens: greedy continuation", i, len(x.Prompt))
 			}
@@ -95,8 +98,8 @@ func compare(t *testing.T, dir string, b ascendrt.Backend, cases []expected) {
 			}
 			same, total = same+n, total+len(got)
 		}
-		t.Logf("%s %v on %s: logits at most %.2g apart, %d of %d greedy tokens before the first difference, %v",
-			filepath.Base(dir), mode, dev.Info().Name, worst, same, total, time.Since(begun).Round(time.Millisecond))
+		t.Logf("%s %v on %s: logits at most %.2g apart (transformers in the storage type %.2g), %d of %d greedy tokens before the first difference, %v",
+			filepath.Base(dir), mode, dev.Info().Name, worst, own, same, total, time.Since(begun).Round(time.Millisecond))
 		require.NoError(t, exec.Close())
 	}
 }

@@ -68,6 +68,7 @@ func TestIdentityOnAscend(t *testing.T) {
 		{"sync, eager", engine.Config{Sync: true, Eager: true}, false},
 		{"async, eager, prompts in chunks", engine.Config{Eager: true, MaxTokens: 96}, false},
 		{"async, FULL and PIECEWISE", engine.Config{}, true},
+		{"three drafts", engine.Config{Speculative: ngram(3)}, true},
 		{"sync, FULL for all, small steps", engine.Config{Sync: true, GraphMode: graphs.ModeFull, MaxTokens: 64}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
