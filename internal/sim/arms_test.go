@@ -52,6 +52,7 @@ func TestAppendPrefillPreset(t *testing.T) {
 		arm(name)
 	}
 	require.Equal(t, capacity(), rep.DecodeBlocks)
+	documented(t, rep.Page().Table)
 	again, err := RunArms("append-prefill", capacity(), AppendPrefillArms(capacity()), PublishedWorkload())
 	require.NoError(t, err)
 	require.Equal(t, rep, again)
@@ -67,6 +68,7 @@ func TestSharedPromptPreset(t *testing.T) {
 	pd, _ := rep.Arm(ArmPD)
 	plain, _ := rep.Arm(ArmPlain)
 	guarded, _ := rep.Arm(ArmGuarded)
+	documented(t, rep.Page().Table)
 	require.Equal(t, 180, plain.Hits, "every attempt finds the shared blocks")
 	require.Greater(t, plain.TPOTp95MS, 1.5*pd.TPOTp95MS)
 	require.NotZero(t, guarded.Refusals["below_min_prefix"])
@@ -116,6 +118,7 @@ func TestAblations(t *testing.T) {
 		require.True(t, ok, name)
 		return a
 	}
+	documented(t, rep.Page().Table)
 	pd, guarded := arm(ArmPD), arm(ArmGuarded)
 	// At the whole pool, leases keep so much that few follow-ups bring a long
 	// suffix: ×1.42 without either. At three quarters of it they do: ×1.63.

@@ -184,6 +184,7 @@ func TestFaultsPreset(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, rep.Rows, 8)
 	page := rep.Page()
+	documented(t, page.Table)
 	require.Len(t, page.Table.Rows, 8)
 	for _, row := range page.Table.Rows {
 		require.Len(t, row, len(page.Table.Columns))
