@@ -39,7 +39,8 @@ type AppendConfig struct {
 	// count as cached.
 	Tier TierUse
 	// RemoteShare is the share of a step's budget, in [0, 1), that attempts
-	// leave alone while requests whose KV comes from a Prefiller wait for it.
+	// leave alone while requests whose KV comes from a Prefiller wait for it. It
+	// is a bound of the Governor's; without one it has no effect.
 	RemoteShare float64
 }
 

@@ -66,6 +66,7 @@ var (
 	targetRatio   = setting{"target_tpot_ratio", guard(func(g AppendGuards) bool { return g.TargetRatio != nil })}
 	decodeSteps   = setting{"decode_steps_between_chunks", guard(func(g AppendGuards) bool { return g.DecodeSteps != nil })}
 	maxStepTokens = setting{"max_append_tokens_per_step", guard(func(g AppendGuards) bool { return g.MaxStepTokens != nil })}
+	remoteShare   = setting{"remote_share", guard(func(g AppendGuards) bool { return g.RemoteShare != nil && *g.RemoteShare != 0 })}
 	leaseShare    = setting{"lease_share", guard(func(g AppendGuards) bool { return g.LeaseShare != nil })}
 	compareRemote = setting{"compare_remote_eta", guarded(func(a scheduler.AppendConfig) bool { return a.Overload == scheduler.CompareRemote })}
 	governorOff   = setting{"governor off", guarded(func(a scheduler.AppendConfig) bool { return a.Governor == nil })}
@@ -124,6 +125,7 @@ var conflicts = []struct {
 	{targetRatio, governorOff, ofGovernor},
 	{decodeSteps, governorOff, ofGovernor},
 	{maxStepTokens, governorOff, ofGovernor},
+	{remoteShare, governorOff, ofGovernor},
 	{compareRemote, governorOff, "what an attempt takes here is predicted by the governor, which is off"},
 	{leaseShare, leasesOff, "no lease is granted"},
 	{hostTier, noHostTurns, "it needs an offload connector with enable_offload_prefix_caching, which keeps finished turns"},

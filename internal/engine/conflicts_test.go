@@ -91,6 +91,7 @@ func TestEveryConflictNamesBoth(t *testing.T) {
 		{a: "target_tpot_ratio", b: "governor off", transfer: pdConsumer, additional: withGuards(`"governor":false,"compare_remote_eta":false,"target_tpot_ratio":1.1`)},
 		{a: "decode_steps_between_chunks", b: "governor off", transfer: pdConsumer, additional: withGuards(`"governor":false,"compare_remote_eta":false,"decode_steps_between_chunks":2`)},
 		{a: "max_append_tokens_per_step", b: "governor off", transfer: pdConsumer, additional: withGuards(`"governor":false,"compare_remote_eta":false,"max_append_tokens_per_step":64`)},
+		{a: "remote_share", b: "governor off", transfer: pdConsumer, additional: sched(switchedOn + `,"decoder_append_prefill_guards":{"remote_share":0.5}`)},
 		{a: "compare_remote_eta", b: "governor off", transfer: pdConsumer, additional: withGuards(`"governor":false`)},
 		{a: "lease_share", b: "leases off", transfer: pdConsumer, additional: withGuards(`"leases":false,"lease_share":0.3`)},
 		{a: "host_tier", b: "no enable_offload_prefix_caching", transfer: pdConsumer, additional: withGuards(`"host_tier":true`)},
