@@ -1,7 +1,9 @@
 package server
 
 import (
+	"bytes"
 	"encoding/json"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -213,6 +215,22 @@ func TestCheckpointsWithHalfOfTheText(t *testing.T) {
 		require.Equal(t, http.StatusBadRequest, resp.StatusCode)
 		require.Contains(t, string(raw), "no tokenizer")
 		require.NotEmpty(t, n.complete(m{"prompt": []int{1, 2}, "return_token_ids": true, "max_tokens": 2}).Choices[0].TokenIDs)
+	}
+}
+
+// The log says at the start what a model can read and write.
+func TestTheLogSaysWhatIsMissing(t *testing.T) {
+	for want, edit := range map[string]func(dir string){
+		"no tokenizer: prompts and answers are token ids": func(dir string) { require.NoError(t, os.Remove(filepath.Join(dir, tokenizer.File))) },
+		"the tokenizer has no chat template":              func(dir string) { require.NoError(t, os.Remove(filepath.Join(dir, "tokenizer_config.json"))) },
+		"tokenizer ids=592 vocabulary=704":                nil,
+	} {
+		var log bytes.Buffer
+		cfg := engine.Config{Model: scripted(t, []string{"x y"}, edit), KVBlocks: 16, MaxModelLen: 128, MaxSeqs: 1, Eager: true, DeviceWorkers: 1}
+		e, err := engine.New(t.Context(), cfg, engine.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		require.NoError(t, err)
+		require.NoError(t, e.Close())
+		require.Contains(t, log.String(), want)
 	}
 }
 

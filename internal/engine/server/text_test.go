@@ -68,12 +68,18 @@ func TestStopStringsAtEveryCut(t *testing.T) {
 			}
 		}
 		tokens := tokenizer.Encode(nil, in)
-		out, hit := "", ""
+		out, hit, longest := "", "", 0
 		for len(tokens) > 0 && hit == "" {
 			n := rapid.IntRange(1, len(tokens)).Draw(rt, "n")
 			var o string
 			o, _, hit = x.push(tokens[:n])
 			out += o
+			for _, s := range stops {
+				longest = max(longest, len(s))
+			}
+			if len(x.held) >= max(longest, 1) {
+				rt.Fatalf("%d bytes are held, the longest stop string has %d", len(x.held), longest)
+			}
 			tokens = tokens[n:]
 		}
 		if hit == "" {

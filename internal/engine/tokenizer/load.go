@@ -40,6 +40,7 @@ type (
 		Behavior       string `json:"behavior"`
 		Invert         bool   `json:"invert"`
 		AddPrefixSpace bool   `json:"add_prefix_space"`
+		Individual     bool   `json:"individual_digits"`
 		UseRegex       *bool  `json:"use_regex"` // absent: true
 	}
 	modelPart struct {
@@ -260,9 +261,16 @@ func (b *byteLevel) preTokenizer(p *cutPart) (level bool, err error) {
 			b.cuts = append(b.cuts, cut{at: regexp2.MustCompile(gpt2Words)})
 		}
 		return true, nil
+	case "Digits":
+		digits := `\p{N}+`
+		if p.Individual {
+			digits = `\p{N}`
+		}
+		b.cuts = append(b.cuts, cut{at: regexp2.MustCompile(digits)})
+		return false, nil
 	case "Split":
 	default:
-		return false, fmt.Errorf("pre_tokenizer type %q is not supported, only Split and ByteLevel", p.Type)
+		return false, fmt.Errorf("pre_tokenizer type %q is not supported, only Split, Digits and ByteLevel", p.Type)
 	}
 	var pattern string
 	switch {

@@ -1,13 +1,16 @@
 package tokenizer
 
 import (
+	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"unicode/utf8"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/text/unicode/norm"
 	"pgregory.net/rapid"
@@ -43,7 +46,7 @@ func TestTokensAreThoseOfHuggingFace(t *testing.T) {
 		}
 	}
 	readJSON(t, "expected.json", &want)
-	for _, kind := range []string{"qwen", "llama"} {
+	for _, kind := range []string{"qwen", "llama", "smol"} {
 		m := load(t, kind)
 		require.Len(t, want[kind].Encoded, len(texts))
 		for i, text := range texts {
@@ -155,4 +158,66 @@ func TestChatTemplates(t *testing.T) {
 		require.Equal(t, x.Llama, text, x.Name)
 		require.Equal(t, llama.Encode(x.Llama)[1:], tokens, "the template brings the first token itself")
 	}
+}
+
+// One tokenizer serves all requests at once.
+func TestConcurrentUse(t *testing.T) {
+	m := load(t, "qwen")
+	c := Conversation{Messages: []Message{{Role: "user", Content: "naïve 漢字 123"}}, Tools: json.RawMessage(`[{"type": "function", "function": {"name": "f"}}]`)}
+	want, err := m.Chat(c)
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 10 {
+				got, err := m.Chat(c)
+				assert.NoError(t, err)
+				assert.Equal(t, want, got)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// A file that can be read gives a tokenizer that can be used; another one is an
+// error, never a panic.
+func FuzzTokenizerFile(f *testing.F) {
+	for _, kind := range []string{"qwen", "llama", "smol"} {
+		raw, err := os.ReadFile(filepath.Join("testdata", kind, File))
+		require.NoError(f, err)
+		f.Add(raw)
+	}
+	f.Add([]byte(`{"model":{"type":"BPE","vocab":{"a":1},"merges":[["a"]]},"added_tokens":[{"id":2,"content":""}]}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		if bytes.Contains(raw, []byte("Regex")) {
+			t.Skip("an expression may take any time") // and is the operator's
+		}
+		b, err := parseByteLevel(raw)
+		if err != nil {
+			return
+		}
+		m := &Model{vocabulary: b}
+		Decode(m, m.Encode("The text's é 漢 123 <|im_end|>\n"))
+	})
+}
+
+// What a template is rewritten to has nothing but whole tags.
+func FuzzTemplate(f *testing.F) {
+	for _, name := range []string{"llama/chat_template.jinja", "qwen/tokenizer_config.json"} {
+		raw, err := os.ReadFile(filepath.Join("testdata", name))
+		require.NoError(f, err)
+		f.Add(string(raw))
+	}
+	f.Add("{%- if a -%} {{ \"}}\" }} {# x #}{% endif +%}")
+	f.Fuzz(func(t *testing.T, source string) {
+		out, err := prepare(source)
+		if err != nil {
+			return
+		}
+		for rest := out; rest != ""; {
+			require.Zero(t, tagStart(rest), "%q became %q", source, out)
+			_, rest, err = readTag(rest)
+			require.NoError(t, err, "%q became %q", source, out)
+		}
+	})
 }

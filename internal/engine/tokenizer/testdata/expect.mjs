@@ -7,7 +7,7 @@ const texts = JSON.parse(readFileSync(at("texts.json"), "utf8"));
 let seed = 1;
 const random = (n) => (seed = (seed * 48271) % 2147483647) % n; // Park and Miller
 const out = {};
-for (const kind of ["qwen", "llama"]) {
+for (const kind of ["qwen", "llama", "smol"]) {
   const file = readFileSync(at(kind + "/tokenizer.json"), "utf8");
   const t = Tokenizer.fromString(file);
   const { model, added_tokens } = JSON.parse(file);

@@ -1,9 +1,9 @@
 """Makes the two small tokenizers of the tests and, for conversations, what their chat templates give.
 
-    python3 make.py            writes qwen/ and llama/ and conversations.json; needs Jinja2 (made with 3.1.6)
+    python3 make.py            writes qwen/, llama/, smol/ and conversations.json; needs Jinja2 (made with 3.1.6)
     node expect.mjs            writes expected.json with Hugging Face's tokenizers (made with 0.23.2 from npm)
 
-The merges are trained here, on the sentences below and the texts of this repository's docs/engine.md.
+The merges are trained here, on the sentences below and the text of this repository's LICENSE.
 """
 
 import json
@@ -288,7 +288,7 @@ def write(name, value):
 
 
 def main():
-    corpus = SENTENCES + (HERE / "../../../../docs/engine.md").read_text()
+    corpus = SENTENCES + (HERE / "../../../../LICENSE").read_text()
     merges = train(corpus)
     extra = [("<tool_call>",), ("</tool_call>",), ("<think>",), ("</think>",), ("<pad>", "right", "left", "special"), ("<left>", "left"),
              ("word", "word"), ("<norm>", "normal"), ("<nörm>", "normal"), ("<long>",), ("<longer>",), ("<longest>",)]
@@ -298,6 +298,9 @@ def main():
         LLAMA_WORDS, merges, [("<|begin|>", "special"), ("<|head|>", "special"), ("<|end_head|>", "special"), ("<|eot|>", "special")], None,
         {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<|begin|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}], "pair": []},
         ignore_merges=True))
+    smol = tokenizer("", merges, [("<|endoftext|>", "special"), ("<|im_start|>", "special"), ("<|im_end|>", "special")], None, None)
+    smol["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, smol["decoder"]]}
+    write("smol/tokenizer.json", smol)
     write("qwen/tokenizer_config.json", {"bos_token": None, "eos_token": "<|im_end|>", "chat_template": QWEN_TEMPLATE})
     write("llama/tokenizer_config.json", {"bos_token": {"content": "<|begin|>", "lstrip": False}, "eos_token": "<|eot|>", "chat_template": "{# not this one #}"})
     write("llama/chat_template.jinja", LLAMA_TEMPLATE)
