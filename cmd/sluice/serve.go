@@ -2,6 +2,8 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"io"
 	"log/slog"
 	"time"
 
@@ -9,6 +11,8 @@ import (
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/graphs"
+	"github.com/sluice-serving/sluice/internal/bench/load"
+	"github.com/sluice-serving/sluice/internal/bench/progress"
 	"github.com/sluice-serving/sluice/internal/engine"
 	"github.com/sluice-serving/sluice/internal/engine/server"
 )
@@ -59,6 +63,9 @@ restart is needed.`,
 			}
 			run.Out = cmd.OutOrStdout()
 			run.Logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
+			if out := cmd.ErrOrStderr(); progress.IsTerminal(out) {
+				run.Capturing = captureBar(out)
+			}
 			err := server.Run(cmd.Context(), cfg, run)
 			if errors.Is(err, ascendrt.ErrDeviceLost) {
 				return &exitError{deviceLost, err}
@@ -106,4 +113,19 @@ restart is needed.`,
 	f.DurationVar(&cfg.DrainTimeout, "drain-timeout", 30*time.Second, "how long running requests may go on after a stop")
 	f.BoolVar(&noise, "enable-kv-noise", false, "let requests with kv_noise run on KV that was overwritten: the control of identity checks")
 	return cmd
+}
+
+// captureBar shows on a terminal how many graphs of a rank are captured.
+func captureBar(out io.Writer) func(rank, done, all int) {
+	var bar *progress.Bar
+	return func(rank, done, all int) {
+		if bar == nil {
+			bar = progress.Start(out, fmt.Sprintf("rank %d: capture graphs", rank))
+		}
+		bar.Observe(load.Progress{Total: all, Sent: done, Done: done})
+		if done == all {
+			bar.End()
+			bar = nil
+		}
+	}
 }

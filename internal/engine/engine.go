@@ -42,6 +42,9 @@ type Options struct {
 	// Open opens the device of a rank, which the engine closes. Nil: the one
 	// that the configuration names.
 	Open func(rank int) (ascendrt.Device, error)
+	// Capturing is told of every key of a rank whose graphs were captured, of all;
+	// it may be nil.
+	Capturing func(rank, done, all int)
 	// Scheduler gives the caller's own scheduler of a rank, made from the
 	// engine's. Nil: the engine's.
 	Scheduler func(rank int, s *scheduler.Scheduler) Scheduler
@@ -169,9 +172,13 @@ func newRank(ctx context.Context, cfg Config, index int, base string, loaded *lo
 			Mode: cfg.GraphMode, Policy: cfg.GraphPolicy, MaxNumSeqs: cfg.MaxSeqs, MaxNumBatchedTokens: cfg.MaxTokens, K: cfg.Speculative.Tokens,
 		},
 	}
+	if o.Capturing != nil {
+		shape.Capturing = func(done, all int) { o.Capturing(index, done, all) }
+	}
 	if r.exec, err = executor.New(ctx, dev, shape, loaded.source); err != nil {
 		return nil, err
 	}
+	r.logMemory()
 	r.closers = append(r.closers, func() {
 		if err := r.exec.Close(); err != nil {
 			r.log.Warn("executor did not close", "error", err)
@@ -211,6 +218,15 @@ func newRank(ctx context.Context, cfg Config, index int, base string, loaded *lo
 	r.metrics.configured(cfg, shape.BlockBytes(), r.sched.Config().Scheduling.String())
 	r.gauges()
 	return r, nil
+}
+
+// logMemory says what the rank takes of its device.
+func (r *rank) logMemory() {
+	m := r.exec.Report()
+	mib := func(bytes int) string { return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20)) }
+	r.log.Info("device memory", "weights", mib(m.Weights), "activations", mib(m.Activations), "inputs", mib(m.Inputs),
+		"kv", mib(m.KV), "kv_blocks", m.Blocks-1, "graphs", mib(m.Graphs), "free", mib(int(m.Free)), "total", mib(int(m.Total)),
+		"captured", fmt.Sprintf("%d of %d keys", m.Captured, m.Keys), "capture", m.Capture.Round(time.Millisecond))
 }
 
 func (r *rank) schedulerConfig() scheduler.Config {

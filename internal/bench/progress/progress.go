@@ -30,14 +30,15 @@ type Bar struct {
 
 // Start announces a run on out.
 func Start(out io.Writer, label string) *Bar {
-	b := &Bar{out: out, label: label, live: isTerminal(out), start: time.Now()}
+	b := &Bar{out: out, label: label, live: IsTerminal(out), start: time.Now()}
 	if !b.live {
 		fmt.Fprintf(out, "%s\n", label)
 	}
 	return b
 }
 
-func isTerminal(out io.Writer) bool {
+// IsTerminal tells whether out is a terminal, on which a bar can be redrawn.
+func IsTerminal(out io.Writer) bool {
 	f, ok := out.(*os.File)
 	if !ok {
 		return false

@@ -21,6 +21,9 @@ type Config struct {
 	InFlight  int            // steps submitted and not yet waited for; 0 means 1
 	Graphs    graphs.Config
 	Sampler   Sampler // chooses tokens that are not the most likely ones; nil: there are none
+
+	// Capturing is told of every key whose graphs were captured, of all; it may be nil.
+	Capturing func(done, all int)
 }
 
 // Validate joins all errors.

@@ -38,6 +38,9 @@ type Executor struct {
 	dispatch *graphs.Dispatcher
 	set      *replay.Set
 
+	report Report
+	booked int // bytes that the device had given at the last look
+
 	rows     replay.Batch // scratch
 	to, from []ascendrt.View
 	scratch  []float32
@@ -91,12 +94,15 @@ func (e *Executor) build(ctx context.Context, w model.Source) (err error) {
 	if e.ops, err = e.planOps(); err != nil {
 		return err
 	}
+	e.stage()
 	if e.w, err = e.loadWeights(ctx, w); err != nil {
 		return fmt.Errorf("load weights: %w", err)
 	}
+	e.report.Weights = e.stage()
 	if e.act, err = e.allocActivations(); err != nil {
 		return fmt.Errorf("activations: %w", err)
 	}
+	e.report.Activations = e.stage()
 	static := replay.StaticConfig{
 		MaxTokens: e.maxTokens, MaxReqs: e.maxReqs, TableWidth: e.c.tableWidth(), InFlight: e.c.InFlight, Width: e.c.Graphs.DecodeWidth(),
 	}
@@ -111,6 +117,7 @@ func (e *Executor) build(ctx context.Context, w model.Source) (err error) {
 	if err := e.allocTokens(); err != nil {
 		return fmt.Errorf("token buffers: %w", err)
 	}
+	e.report.Inputs = e.stage()
 	if e.c.Blocks == 0 { // everything else that a step needs is there
 		if e.c.Blocks, err = e.fitBlocks(); err != nil {
 			return err
@@ -119,15 +126,22 @@ func (e *Executor) build(ctx context.Context, w model.Source) (err error) {
 	if e.kv, err = e.allocKV(ctx); err != nil {
 		return err
 	}
+	e.report.KV, e.report.Blocks = e.stage(), e.c.Blocks
 	e.set, err = replay.New(e.dev, replay.Config{
 		Dispatcher: e.dispatch, Program: program{e}, Stream: e.stream,
 		ResultType: ascendrt.Int32, ResultWidth: 1, ResultSlots: e.c.InFlight,
 		MaxTokens: e.maxTokens, MaxReqs: e.maxReqs, Workspace: e.ops.workspace, OnExhausted: replay.KeepSmaller,
+		Progress: func(done, all int, _ graphs.Key) {
+			if e.c.Capturing != nil {
+				e.c.Capturing(done, all)
+			}
+		},
 	})
 	if err != nil {
 		return err
 	}
-	return e.set.Capture(ctx)
+	e.report.Inputs += e.stage() // the set's results
+	return e.capture(func() error { return e.set.Capture(ctx) })
 }
 
 // Dispatcher is the one whose graphs the executor has; the scheduler's plans

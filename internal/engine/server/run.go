@@ -29,6 +29,7 @@ type RunOptions struct {
 	TraceFile string                                  // "": no trace
 	Out       io.Writer                               // gets the line "listening on http://…" when the engine is ready
 	Open      func(rank int) (ascendrt.Device, error) // as engine.Options.Open
+	Capturing func(rank, done, all int)               // as engine.Options.Capturing
 }
 
 // Run serves until ctx ends, then drains: running requests may end within the
@@ -49,7 +50,7 @@ func Run(ctx context.Context, cfg engine.Config, o RunOptions) (err error) {
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
-	e, err := engine.New(ctx, cfg, engine.Options{Logger: o.Logger, Trace: trace, Open: o.Open})
+	e, err := engine.New(ctx, cfg, engine.Options{Logger: o.Logger, Trace: trace, Open: o.Open, Capturing: o.Capturing})
 	if err != nil {
 		ln.Close()
 		return err
