@@ -240,3 +240,72 @@ func TestAPIPageNamesEveryPackage(t *testing.T) {
 	}
 	require.Empty(t, promised, "packages that do not exist")
 }
+
+// The map of the README names every folder at the top, below cmd and below internal.
+func TestReadmeNamesEveryFolder(t *testing.T) {
+	readme, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	for _, above := range []string{"", "cmd/", "internal/"} {
+		entries, err := os.ReadDir(filepath.Join("../..", above))
+		require.NoError(t, err)
+		for _, e := range entries {
+			name := above + e.Name() + "/"
+			if !e.IsDir() || strings.HasPrefix(e.Name(), ".") || slices.Contains([]string{"bin/", "build/", "run/", "cmd/", "internal/"}, name) {
+				continue
+			}
+			require.Contains(t, string(readme), "`"+name+"`")
+		}
+	}
+}
+
+var mdLink = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+
+// Links between documents lead to files and headings that exist.
+func TestDocumentsLinkToWhatExists(t *testing.T) {
+	root := "../.."
+	docs, err := filepath.Glob(root + "/*.md")
+	require.NoError(t, err)
+	for _, dir := range []string{"/docs", "/docs/measurements", "/ascendrt/acl/emu"} {
+		more, err := filepath.Glob(root + dir + "/*.md")
+		require.NoError(t, err)
+		docs = append(docs, more...)
+	}
+	for _, doc := range docs {
+		text, err := os.ReadFile(doc)
+		require.NoError(t, err)
+		for _, m := range mdLink.FindAllStringSubmatch(string(text), -1) {
+			target, heading, _ := strings.Cut(m[1], "#")
+			if strings.Contains(target, "://") {
+				continue
+			}
+			file := doc
+			if target != "" {
+				file = filepath.Join(filepath.Dir(doc), target)
+			}
+			there, err := os.ReadFile(file)
+			require.NoError(t, err, "%s: %s", doc, m[1])
+			if heading != "" {
+				require.Contains(t, headings(string(there)), heading, "%s: %s", doc, m[1])
+			}
+		}
+	}
+}
+
+// headings gives the anchors of a document.
+func headings(text string) (anchors []string) {
+	for line := range strings.Lines(text) {
+		if title, ok := strings.CutPrefix(strings.TrimLeft(line, "#"), " "); ok && strings.HasPrefix(line, "#") {
+			kept := strings.Map(func(r rune) rune {
+				switch {
+				case r == ' ':
+					return '-'
+				case r == '-' || unicode.IsLetter(r) || unicode.IsDigit(r):
+					return unicode.ToLower(r)
+				}
+				return -1
+			}, strings.TrimSpace(title))
+			anchors = append(anchors, kept)
+		}
+	}
+	return anchors
+}
