@@ -1,7 +1,7 @@
 GO ?= go
 BIN := bin/sluice
 
-.PHONY: emu sanitize arm64 build run up overlap chaos test bench clean golden tables mutants check check-long release
+.PHONY: measure-proxy emu sanitize arm64 build run up overlap chaos test bench clean golden tables mutants check check-long release
 
 build: ## build the binary
 	$(GO) build -o $(BIN) ./cmd/sluice
@@ -23,6 +23,9 @@ chaos: build ## 500 requests, 12 engines killed; CHAOS adds flags: --seed, --num
 
 bench: ## benchmarks with allocations, for benchstat
 	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+measure-proxy: build ## what the proxy adds to calls of its instances; MEASURE adds flags: -only, -streams
+	$(GO) run ./proxy/measure -sluice $(BIN) $(MEASURE)
 
 golden: ## recorded histories give the same decisions; the folder with them is $$SLUICE_REFERENCE
 	@test -n "$$SLUICE_REFERENCE" || { echo "SLUICE_REFERENCE names no folder with recorded histories" >&2; exit 1; }

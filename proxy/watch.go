@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"context"
-	"errors"
 	"io"
 	"sync"
 	"sync/atomic"
@@ -87,7 +86,7 @@ func (w *watch) Read(p []byte) (int, error) {
 	if n > 0 {
 		w.reads.Add(1)
 	}
-	if err != nil && errors.Is(err, socket.ErrWait) {
+	if err == socket.ErrWait {
 		err = openai.ErrWait
 	}
 	return n, err

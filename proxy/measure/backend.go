@@ -134,9 +134,9 @@ func stream(conn net.Conn, chunks int, pace time.Duration) bool {
 	if _, err := io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"); err != nil {
 		return false
 	}
-	var buf []byte
-	send := func(event string) bool {
-		buf = fmt.Appendf(buf[:0], "%x\r\n%s\r\n", len(event), event)
+	var buf, event []byte
+	send := func(event []byte) bool {
+		buf = append(append(append(strconv.AppendInt(buf[:0], int64(len(event)), 16), "\r\n"...), event...), "\r\n"...)
 		_, err := conn.Write(buf)
 		return err == nil
 	}
@@ -150,12 +150,14 @@ func stream(conn net.Conn, chunks int, pace time.Duration) bool {
 		if i == chunks-1 {
 			finish = `"stop"`
 		}
-		event := fmt.Sprintf("data: {\"id\":\"chatcmpl-d\",\"object\":\"chat.completion.chunk\",\"created\":1,\"model\":\"m\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"@%d@\"},\"logprobs\":null,\"finish_reason\":%s}]}\n\n", time.Now().UnixNano(), finish)
+		event = append(event[:0], `data: {"id":"chatcmpl-d","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"@`...)
+		event = strconv.AppendInt(event, time.Now().UnixNano(), 10)
+		event = append(append(append(event, `@"},"logprobs":null,"finish_reason":`...), finish...), "}]}\n\n"...)
 		if !send(event) {
 			return false
 		}
 	}
-	if !send("data: [DONE]\n\n") {
+	if !send([]byte("data: [DONE]\n\n")) {
 		return false
 	}
 	_, err := io.WriteString(conn, "0\r\n\r\n")

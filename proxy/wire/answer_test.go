@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-serving/sluice/proxy/socket"
 )
 
 // parse reads one answer from bytes, with its body.
@@ -22,6 +24,45 @@ func parse(src []byte, size int) (*Response, string, error) {
 	r.pool, r.stop = New(Config{}), func() bool { return true }
 	body, err := io.ReadAll(r)
 	return r, string(body), err
+}
+
+// pieces gives a byte at a time, and nothing before each.
+type pieces struct {
+	src   io.Reader
+	empty bool
+}
+
+func (p *pieces) Read(b []byte) (int, error) {
+	if p.empty = !p.empty; p.empty {
+		return 0, socket.ErrWait
+	}
+	return p.src.Read(b[:1])
+}
+
+// parsePieces is parse of an answer that comes in pieces and is not waited for.
+func parsePieces(src []byte, size int) (*Response, string, error) {
+	c := &conn{r: bufio.NewReaderSize(&pieces{src: bytes.NewReader(src)}, size), limit: &limitedConn{left: -1}}
+	r, err := readAnswer(c)
+	for err == socket.ErrWait {
+		r, err = readAnswer(c)
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	r.pool, r.stop = New(Config{}), func() bool { return true }
+	var body []byte
+	buf := make([]byte, 3)
+	for {
+		n, err := r.Read(buf)
+		body = append(body, buf[:n]...)
+		switch err {
+		case nil, socket.ErrWait:
+		case io.EOF:
+			return r, string(body), nil
+		default:
+			return r, string(body), err
+		}
+	}
 }
 
 func TestAnswers(t *testing.T) {
@@ -51,6 +92,10 @@ func TestAnswers(t *testing.T) {
 			require.Equal(t, c.want, body, c.name)
 			require.Equal(t, c.closes, r.closes, c.name)
 			require.Equal(t, !c.broken, r.eof, c.name)
+			r, body, err = parsePieces([]byte(c.head+"\r\n\r\n"+c.body), size)
+			require.Equal(t, c.broken, err != nil, "%s: %v", c.name, err)
+			require.Equal(t, c.want, body, c.name)
+			require.Equal(t, c.closes, r.closes, c.name)
 		}
 	}
 }
@@ -82,12 +127,16 @@ func TestHeaderGet(t *testing.T) {
 func FuzzAnswer(f *testing.F) {
 	for _, s := range []string{
 		"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n",
+		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1 \r\na\r\nA;x=y\r\n0123456789\r\n0\r\nX: y\r\n\r\nrest",
 		"HTTP/1.0 404 X\r\nConnection: keep-alive\r\nContent-Length: 1\r\n\r\na", "HTTP/1.1 204 N\r\n\r\n", "HTTP/1.1 200 OK\r\n\r\nrest",
 	} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, src []byte) {
 		r, body, err := parse(src, 4096)
+		_, piecewise, again := parsePieces(src, 4096)
+		require.Equal(t, err == nil, again == nil, "%v, in pieces %v", err, again)
+		require.Equal(t, body, piecewise)
 		if r == nil || err != nil || r.Status < 200 {
 			return
 		}

@@ -2,7 +2,6 @@ package wire
 
 import (
 	"bytes"
-	"errors"
 	"io"
 
 	"github.com/sluice-serving/sluice/proxy/socket"
@@ -63,7 +62,7 @@ func (r *Response) readChunks(p []byte) (n int, err error) {
 		}
 		switch {
 		case err == nil:
-		case n > 0 && errors.Is(err, socket.ErrWait):
+		case n > 0 && err == socket.ErrWait:
 			return n, nil
 		case err == io.EOF:
 			return n, io.ErrUnexpectedEOF

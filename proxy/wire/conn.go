@@ -121,7 +121,7 @@ func (c *conn) exchangeStep() bool {
 	for {
 		c.resp, c.err = readAnswer(c)
 		switch {
-		case errors.Is(c.err, socket.ErrWait):
+		case c.err == socket.ErrWait:
 			return false
 		case c.err != nil || c.resp.Status >= 200 || c.resp.Status == http.StatusSwitchingProtocols:
 			return true
