@@ -324,3 +324,27 @@ func (s *serving) draining() bool {
 func (k *talk) left(session, turn int) float64 {
 	return float64((k.want[session][turn].Usage.Total - 1 + block - 1) / block)
 }
+
+// In push mode the Decoder asks the proxy's metaserver for a Prefiller, which
+// writes each layer's KV into the Decoder's blocks as soon as it is computed.
+func TestPushThroughTheProxy(t *testing.T) {
+	k := recordTalk(t, 2, 2)
+	p := engine.Config{KVTransfer: engine.KVTransfer{Connector: engine.ConnectorPD, Role: engine.RoleProducer}, MaxTokens: 64}
+	d := engine.Config{KVTransfer: engine.KVTransfer{Connector: engine.ConnectorPD, Role: engine.RoleConsumer}, NoPrefix: true}
+	s := run(t, []string{"p", "d"}, map[string]engine.Config{"p": p, "d": d}, func(c *proxy.Config) {
+		c.Backend.Push, c.RouteHeader, c.Append = true, true, false
+	})
+	pd := func(_ int, route string) { require.Contains(t, route, "pd") }
+	got := k.replay(s, nil, func(int, int) {}, pd)
+	want := 0.0
+	for _, session := range k.want {
+		for _, a := range session {
+			want += float64((a.Usage.Prompt + block - 1) / block)
+		}
+	}
+	require.Equal(t, want, s.received("d"), "every block of every prompt was pushed")
+	require.Equal(t, 4.0, s.metric("p", "vllm:request_success_total"))
+	require.Zero(t, s.metric("d", "sluice_kv_transfer_failures_total"))
+	require.Eventually(t, func() bool { return s.metric("p", "sluice_kv_leases") == 0 }, 10*time.Second, 5*time.Millisecond)
+	identity.Check(t, k.answers(), got, func() []identity.Answer { return k.replay(s, members{"kv_noise": true}, func(int, int) {}, pd) })
+}

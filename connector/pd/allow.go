@@ -82,7 +82,17 @@ func ownHost(host string) func(Endpoint) error {
 // Allowed gives a *PeerError if the parameters name a peer that this engine
 // does not deal with. Any goroutine.
 func (w *Worker) Allowed(p *Params) error {
-	if p == nil || p.EngineID == "" && p.Host == "" {
+	if p == nil {
+		return nil
+	}
+	if p.Metaserver != "" {
+		at, err := metaserver(p.Metaserver)
+		if err != nil {
+			return err
+		}
+		return w.allow(at)
+	}
+	if p.EngineID == "" && p.Host == "" {
 		return nil
 	}
 	return w.allow(refOf(p).peer)

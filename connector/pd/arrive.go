@@ -58,6 +58,14 @@ func (w *Worker) notified(_ transport.Instance, msg []byte) {
 // await opens a load's blocks to P and waits until P has filled them. It
 // returns as transfer does: the blocks that did not arrive, or all, and why.
 func (l *load) await(ctx context.Context) ([]kvcache.BlockID, bool, error) {
+	if l.what.metaserver != "" {
+		asking, cancel := context.WithCancel(ctx)
+		defer cancel()
+		var err error
+		if l.what.ref.peer, err = l.meet(asking); err != nil {
+			return nil, true, err
+		}
+	}
 	p, err := l.w.peer(l.what.ref.peer)
 	if err != nil {
 		return nil, true, err

@@ -35,6 +35,7 @@ const (
 	verbOffer    verb = "offer"    // D's blocks are open for a push
 	verbStanding verb = "standing" // is the offer known?
 	verbWithdraw verb = "withdraw" // nothing is to be pushed any more
+	verbMeet     verb = "meet"     // P tells D where it is
 )
 
 type request struct {
@@ -44,6 +45,7 @@ type request struct {
 	Hello   *identity  `json:"hello,omitempty"`
 	Leases  []leaseRef `json:"leases,omitempty"`
 	Offer   *offer     `json:"offer,omitempty"`
+	From    *Endpoint  `json:"from,omitempty"` // of meet: who asks
 }
 
 // offer is what D wants pushed, and where to.

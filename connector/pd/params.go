@@ -36,6 +36,7 @@ type Params struct {
 	ExpiryTime *float64 // not used for decisions: the clocks differ
 	Mode       string   // "pull", the default, or "push": P writes while it computes
 	Transfer   string   // of a push: the name under which P and D meet, unguessable
+	Metaserver string   // of a push: where D asks for P, who is not known yet
 	prefix     prefix   // of a turn's blocks: the tokens that they hold
 
 	ETAMillis      *float64 // what the prefiller would take, from the proxy
@@ -119,6 +120,7 @@ func ParseParams(raw []byte) (*Params, error) {
 	d.float("remote_blocks_expiry_time", &p.ExpiryTime)
 	d.string("transfer_mode", &p.Mode)
 	d.string("transfer_id", &p.Transfer)
+	d.string("metaserver", &p.Metaserver)
 	d.float("remote_eta_ms", &p.ETAMillis)
 	d.optInt("resident_tokens", &p.ResidentTokens)
 	d.float("resident_until_ms", &p.ResidentUntil)
@@ -156,6 +158,11 @@ func (p *Params) check() error {
 	switch {
 	case p.Mode != "" && p.Mode != "pull" && p.Mode != "push":
 		return &ParamError{"transfer_mode", `"pull" or "push"`, fmt.Sprintf("%q", p.Mode)}
+	case p.Metaserver != "":
+		if _, err := metaserver(p.Metaserver); err != nil {
+			return &ParamError{"metaserver", "a URL of http or https", fmt.Sprintf("%q", p.Metaserver)}
+		}
+		return nil
 	case p.Pushed():
 		why = `a value, as transfer_mode is "push"`
 		need("transfer_id", p.Transfer != "")
@@ -184,7 +191,7 @@ func (p *Params) check() error {
 }
 
 // Pushed says whether P writes the KV to D, rather than D reading it.
-func (p *Params) Pushed() bool { return p.Mode == "push" }
+func (p *Params) Pushed() bool { return p.Mode == "push" || p.Metaserver != "" }
 
 const maxTransferID = 128
 
@@ -231,7 +238,10 @@ func (p *Params) MarshalJSON() ([]byte, error) {
 		}
 	}
 	if p.Pushed() {
-		out["transfer_mode"], out["transfer_id"] = p.Mode, p.Transfer
+		out["transfer_mode"], out["transfer_id"] = "push", p.Transfer
+	}
+	if p.Metaserver != "" {
+		out["metaserver"] = p.Metaserver
 	}
 	if p.ETAMillis != nil {
 		out["remote_eta_ms"] = *p.ETAMillis

@@ -205,13 +205,17 @@ func (s *Scheduler) Live() int { return len(s.pulls) + len(s.holds) }
 func (s *Scheduler) Added(r *connector.Request) {
 	p, ok := connector.ParamsOf[*Params](r)
 	if ok && p != nil && p.Pushed() && p.DoRemoteDecode && s.cfg.Role != Consumer {
-		s.ops = append(s.ops, connector.Op{Kind: connector.OpRenew, Request: r.ID, Payload: trackPayload{p.Transfer}})
+		s.ops = append(s.ops, connector.Op{Kind: connector.OpRenew, Request: r.ID, Payload: trackPayload{p.Transfer, refOf(p).peer}})
 		return
 	}
-	if !ok || p == nil || p.EngineID == "" {
+	if !ok || p == nil || p.EngineID == "" && p.Metaserver == "" {
 		return
 	}
 	q := &pull{params: p, common: -1}
+	if p.Metaserver != "" {
+		q.params = p.Clone()
+		q.params.Transfer = fmt.Sprintf("%x", s.sign("transfer", r.ID.Slot(), r.ID.Generation()))
+	}
 	switch {
 	case p.DoRemotePrefill && s.cfg.Role != Producer:
 	case p.DoRemoteDecode && !p.DoRemotePrefill && s.cfg.Role != Consumer:
@@ -282,7 +286,7 @@ func (s *Scheduler) Allocated(r *connector.Request, tables connector.Tables, loc
 	q.phase = loading
 	s.stats.Loads++
 	from, to := local/s.cfg.BlockSize, ceilDiv(local+external, s.cfg.BlockSize)
-	load := &loadPayload{ref: refOf(q.params), groups: len(q.params.Blocks), transfer: q.params.Transfer}
+	load := &loadPayload{ref: refOf(q.params), groups: len(q.params.Blocks), transfer: q.params.Transfer, metaserver: q.params.Metaserver, name: r.Name}
 	blocks := make(connector.Tables, len(tables))
 	load.remote = make(connector.Tables, len(tables))
 	for g, table := range tables {
@@ -310,6 +314,9 @@ func (s *Scheduler) Allocated(r *connector.Request, tables connector.Tables, loc
 // release ends a lease without a read.
 func (s *Scheduler) release(id connector.RequestID, q *pull) {
 	q.phase = over
+	if q.params.Metaserver != "" {
+		return // nobody was asked yet
+	}
 	op := connector.Op{Kind: connector.OpRelease, Request: id, Payload: refOf(q.params)}
 	if q.params.Pushed() {
 		op.Payload = withdrawPayload{refOf(q.params).peer, q.params.Transfer}
@@ -346,7 +353,7 @@ func (s *Scheduler) Finished(r *connector.Request, tables connector.Tables, end 
 	push := p.Pushed() && p.DoRemoteDecode && s.cfg.Role != Consumer
 	if !end.Reason.Complete() || tables.Blocks() == 0 {
 		if push {
-			s.ops = append(s.ops, connector.Op{Kind: connector.OpCancel, Request: r.ID, Payload: trackPayload{p.Transfer}})
+			s.ops = append(s.ops, connector.Op{Kind: connector.OpCancel, Request: r.ID, Payload: trackPayload{transfer: p.Transfer}})
 		}
 		return connector.Hold{}
 	}
@@ -398,13 +405,17 @@ func (s *Scheduler) hold(r *connector.Request, tables connector.Tables, end conn
 
 // secret is a function of the key and the lease's name, so that this side
 // needs no random source.
-func (s *Scheduler) secret(l Lease) Secret {
+func (s *Scheduler) secret(l Lease) Secret { return s.sign("", l.Slot, l.Generation) }
+
+// sign gives what nobody without the key can guess, for one purpose.
+func (s *Scheduler) sign(purpose string, slot, generation uint32) Secret {
 	m := hmac.New(sha256.New, s.cfg.Key[:])
 	var b [8]byte
-	binary.LittleEndian.PutUint32(b[:], l.Slot)
-	binary.LittleEndian.PutUint32(b[4:], l.Generation)
+	binary.LittleEndian.PutUint32(b[:], slot)
+	binary.LittleEndian.PutUint32(b[4:], generation)
 	m.Write([]byte(s.cfg.Self.EngineID))
 	m.Write(b[:])
+	m.Write([]byte(purpose))
 	return Secret(m.Sum(nil)[:16])
 }
 
@@ -485,7 +496,10 @@ type sendPayload struct {
 
 // trackPayload goes with OpRenew at P when a request enters whose KV is to be
 // pushed, and with OpCancel when it ends without all of it.
-type trackPayload struct{ transfer string }
+type trackPayload struct {
+	transfer string
+	decoder  Endpoint // that is to be told where this engine is; zero: it knows
+}
 
 // withdrawPayload goes with OpRelease at D: nothing is to be pushed.
 type withdrawPayload struct {
@@ -502,6 +516,10 @@ type loadPayload struct {
 	groups int // KV groups of the peer's lists
 	remote connector.Tables
 
-	transfer  string              // of a push; remote is not used then
+	transfer string // of a push; remote is not used then
+	// of a push whose P is not known yet
+	metaserver string
+	name       string // of the request here
+
 	positions [][]kvcache.BlockID // of a push: the local blocks, holes included, from the first position on
 }

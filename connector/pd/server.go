@@ -120,6 +120,11 @@ func (w *Worker) answer(req *request, theirs *identity) (*reply, []*held) {
 			}
 			rep.Leases = append(rep.Leases, leaseState{Held: h != nil})
 		}
+	case verbMeet:
+		if req.Offer == nil || req.From == nil {
+			return refuse(errors.New("meet without a transfer or an endpoint"))
+		}
+		rep.Leases = []leaseState{{Held: w.meetings.deliver(req.Offer.Transfer, *req.From)}}
 	case verbOffer, verbStanding, verbWithdraw:
 		held, err := w.pushes.answer(req.Verb, req.Offer, theirs, now)
 		if err != nil {

@@ -146,6 +146,7 @@ type Worker struct {
 	leases    *leases
 	pushes    *pushes  // at P
 	arrivals  arrivals // at D
+	meetings  meetings // at D
 	counters  workerCounters
 
 	events  chan connector.Event
@@ -310,6 +311,9 @@ func (w *Worker) submit(op *connector.Op) {
 			}
 		case trackPayload:
 			w.pushes.track(op.Request, r.transfer)
+			if r.decoder.EngineID != "" {
+				w.meet(r)
+			}
 		}
 	case connector.OpRelease:
 		switch p := op.Payload.(type) {
