@@ -56,6 +56,9 @@ func (c *Cluster) finish() (*Result, error) {
 			c.result.Prefill.merge(g.stats)
 		}
 	}
+	if c.cfg.Sample > 0 { // what follows the last token is only waits that run out
+		c.result.Queue = c.result.Queue[:min(len(c.result.Queue), int(c.result.Total/c.cfg.Sample)+2)]
+	}
 	c.result.Events = c.events
 	return &c.result, nil
 }

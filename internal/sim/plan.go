@@ -134,8 +134,9 @@ func (r *PlanReport) Page() report.Page {
 	if b := r.Best; b != nil {
 		p.Summary = fmt.Sprintf("Smallest that keeps the targets: %d Prefillers, %d Decoders, %d blocks a rank, %d tokens of host tier.", b.Prefillers, b.Decoders, b.Blocks, b.Host)
 	}
-	ttft := report.Plot{Title: "TTFT p95", X: "cluster", Y: "seconds", Kind: report.Bars}
-	var values []float64
+	ttft := report.Plot{Title: "TTFT p95", X: "Prefillers, Decoders, blocks", Y: "seconds", Kind: report.Bars, Note: "With more instances first, then with half the pool again and again."}
+	tpot := report.Plot{Title: "TPOT p95", X: ttft.X, Y: "milliseconds", Kind: report.Bars}
+	var first, later []float64
 	for _, c := range r.Curve {
 		meets := "no"
 		if c.Meets {
@@ -144,10 +145,17 @@ func (r *PlanReport) Page() report.Page {
 		p.Table.Rows = append(p.Table.Rows, []string{
 			strconv.Itoa(c.Prefillers), strconv.Itoa(c.Decoders), strconv.Itoa(c.Blocks), strconv.Itoa(c.Host), fixed(c.TTFTp95S, 2), fixed(c.TPOTp95MS, 2), meets,
 		})
-		ttft.Labels = append(ttft.Labels, fmt.Sprintf("%dP%dD %d", c.Prefillers, c.Decoders, c.Blocks))
-		values = append(values, c.TTFTp95S)
+		label := fmt.Sprintf("%dP%dD %d", c.Prefillers, c.Decoders, c.Blocks)
+		if c.Host > 0 {
+			label += " host"
+		}
+		ttft.Labels = append(ttft.Labels, label)
+		first = append(first, c.TTFTp95S)
+		later = append(later, c.TPOTp95MS)
 	}
-	ttft.Series = []report.Series{{Name: "TTFT p95", Values: values}}
-	p.Plots = []report.Plot{ttft}
+	tpot.Labels = ttft.Labels
+	ttft.Series = []report.Series{{Name: ttft.Title, Values: first}}
+	tpot.Series = []report.Series{{Name: tpot.Title, Values: later}}
+	p.Plots = []report.Plot{ttft, tpot}
 	return p
 }

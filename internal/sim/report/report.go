@@ -10,6 +10,7 @@ import (
 	"html/template"
 	"io"
 	"math"
+	"slices"
 	"os"
 	"path/filepath"
 	"strings"
@@ -80,6 +81,13 @@ func line(i int) draw.LineStyle {
 	return draw.LineStyle{Color: palette[i%len(palette)], Width: vg.Points(1.5), Dashes: dashes[i/2%len(dashes)]}
 }
 
+// Sizes of a picture without its legend, and what parts the two.
+const (
+	plotWidth  vg.Length = 620
+	plotHeight vg.Length = 320
+	plotGap    vg.Length = 12
+)
+
 // svg draws one plot for a page, which has its title and background.
 func (p *Plot) svg() (template.HTML, error) {
 	g := plot.New()
@@ -117,11 +125,9 @@ func WritePlots(dir string, p Page) error {
 // draw adds axes and series, and gives the picture as an SVG document.
 func (p *Plot) draw(g *plot.Plot) ([]byte, error) {
 	g.X.Label.Text, g.Y.Label.Text = p.X, p.Y
-	g.Legend.Top = true
 	switch p.Kind {
 	case Distribution:
 		g.Y.Min, g.Y.Max = 0, 1
-		g.Legend.Top = false
 		for i, s := range p.Series {
 			if err := addLine(g, i, s.Name, distribution(s.Values)); err != nil {
 				return nil, err
@@ -138,7 +144,7 @@ func (p *Plot) draw(g *plot.Plot) ([]byte, error) {
 			}
 		}
 	case Bars:
-		const width = 14
+		width := min(14, 480/float64(max(len(p.Labels), 1)*(len(p.Series)+1)))
 		for i, s := range p.Series {
 			b, err := plotter.NewBarChart(plotter.Values(s.Values), vg.Points(width))
 			if err != nil {
@@ -151,10 +157,30 @@ func (p *Plot) draw(g *plot.Plot) ([]byte, error) {
 			g.Legend.Add(s.Name, b)
 		}
 		g.Y.Min = 0
-		g.NominalX(p.Labels...)
+		labels := slices.Clone(p.Labels)
+		upright := len(labels) > 8
+		for i := range labels {
+			if upright {
+				labels[i] += "    " // keeps wider letters off the axis
+			}
+		}
+		g.NominalX(labels...)
+		g.X.Min, g.X.Max = -0.5, float64(len(p.Labels))-0.5
+		if upright {
+			g.X.Tick.Label.Rotation = math.Pi / 2
+			g.X.Tick.Label.XAlign, g.X.Tick.Label.YAlign = draw.XRight, draw.YCenter
+		}
 	}
-	canvas := vgsvg.New(vg.Points(620), vg.Points(320))
-	g.Draw(draw.New(canvas))
+	// The legend stands beside the plot, where it hides nothing. What shows the
+	// picture may have wider letters than those that are measured here.
+	legend := g.Legend
+	g.Legend = plot.NewLegend()
+	legend.Top, legend.Left = true, true
+	area := legend.Rectangle(draw.New(vgsvg.New(plotWidth, plotHeight)))
+	canvas := vgsvg.New(plotWidth+1.3*area.Size().X+plotGap, plotHeight)
+	all := draw.New(canvas)
+	g.Draw(draw.Crop(all, 0, plotWidth-all.Max.X, 0, 0))
+	legend.Draw(draw.Crop(all, plotWidth+plotGap, 0, 0, -plotGap))
 	var buf bytes.Buffer
 	_, err := canvas.WriteTo(&buf)
 	return buf.Bytes(), err
