@@ -91,7 +91,7 @@ func (n *node) talk(body m) openai.ChatResponse {
 }
 
 func TestToolCallsOfAChat(t *testing.T) {
-	n := startScripted(t, "I add", " them.\n", "<tool_call>", "{\"name\": \"add\", \"argu", "ments\": {\"a\": 1,", " \"b\": 2}}", "</tool_call>")
+	n := startScripted(t, "I add", " them.\n", "<tool_call>", "\n{\"name\": \"add\", \"argu", "ments\": {\"a\": 1,", " \"b\": 2}}\n", "</tool_call>")
 	out := n.talk(toolBody(nil))
 	c := out.Choices[0]
 	require.Equal(t, "tool_calls", *c.FinishReason)
@@ -123,16 +123,19 @@ func TestToolCallsOfAChat(t *testing.T) {
 	require.Equal(t, 0, *calls[0].Index)
 	require.Equal(t, "add", calls[0].Function.Name)
 
-	// The turn after it begins with this turn's tokens: the call is written as the model wrote it.
+	// The turn after it begins with this turn's tokens, prompt and answer: the
+	// template writes the call as the model wrote it.
 	first := n.talk(toolBody(m{"return_token_ids": true}))
 	next := n.talk(toolBody(m{"return_token_ids": true, "max_tokens": 1, "messages": []m{
 		{"role": "user", "content": "1 + 2?"},
 		{"role": "assistant", "content": first.Choices[0].Message.Content, "tool_calls": first.Choices[0].Message.ToolCalls},
 		{"role": "tool", "tool_call_id": calls[0].ID, "content": "3"},
 	}}))
-	require.Equal(t, first.PromptTokenIDs, next.PromptTokenIDs[:len(first.PromptTokenIDs)])
+	turn := append(first.PromptTokenIDs, first.Choices[0].TokenIDs...)
+	require.Equal(t, turn, next.PromptTokenIDs[:len(turn)])
+	require.Greater(t, next.Usage.Cached(), len(first.PromptTokenIDs)-16, "what is cached of the turn is found")
 
-	const whole = "I add them.\n<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": 2}}</tool_call>"
+	const whole = "I add them.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": 2}}\n</tool_call>"
 	for _, body := range []m{toolBody(m{"tool_choice": "none"}), toolBody(m{"tools": nil})} {
 		out = n.talk(body)
 		require.Equal(t, whole, out.Choices[0].Message.Content)
@@ -141,7 +144,7 @@ func TestToolCallsOfAChat(t *testing.T) {
 	}
 	cut := n.talk(toolBody(m{"max_tokens": 5}))
 	require.Equal(t, "length", *cut.Choices[0].FinishReason)
-	require.Equal(t, "I add them.\n<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1,", cut.Choices[0].Message.Content)
+	require.Equal(t, "I add them.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1,", cut.Choices[0].Message.Content)
 }
 
 func TestMalformedToolCall(t *testing.T) {
