@@ -10,9 +10,9 @@ import (
 	"html/template"
 	"io"
 	"math"
-	"slices"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"gonum.org/v1/plot"
