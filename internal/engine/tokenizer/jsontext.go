@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"slices"
 	"strconv"
@@ -16,15 +15,13 @@ import (
 
 // value reads JSON for a template; objects keep the order of their members.
 func value(raw []byte) (jinja.Value, error) {
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.UseNumber()
-	v, err := readValue(d)
-	if err == nil {
-		if _, more := d.Token(); more != io.EOF {
-			err = errors.New("more than one JSON value")
-		}
+	var whole json.RawMessage
+	if err := json.Unmarshal(raw, &whole); err != nil { // bounds its depth too
+		return jinja.Value{}, err
 	}
-	return v, err
+	d := json.NewDecoder(bytes.NewReader(whole))
+	d.UseNumber()
+	return readValue(d)
 }
 
 func readValue(d *json.Decoder) (jinja.Value, error) {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -174,6 +175,12 @@ func TestConversationsThatCannotBeRendered(t *testing.T) {
 		var refused *TemplateError
 		require.ErrorAs(t, err, &refused)
 	}
+	deep, err := json.Marshal(strings.Repeat("[", 1<<20))
+	require.NoError(t, err)
+	_, err = m.Chat(Conversation{Messages: []Message{
+		{Role: "user"}, {Role: "assistant", ToolCalls: json.RawMessage(`[{"function": {"name": "f", "arguments": ` + string(deep) + `}}]`)},
+	}})
+	require.NoError(t, err, "what is no object stays a string, however deep")
 	broken, err := Load(folder(t, func(object) {}, map[string]string{templateFile: "{{ messages | select | list }}"}))
 	require.NoError(t, err)
 	_, err = broken.Chat(Conversation{})
