@@ -19,11 +19,14 @@ import (
 
 	"github.com/sluice-serving/sluice/connector"
 	"github.com/sluice-serving/sluice/connector/transport"
+	"github.com/sluice-serving/sluice/connector/transport/mooncake"
+	"github.com/sluice-serving/sluice/connector/transport/mooncake/emulated"
 	"github.com/sluice-serving/sluice/connector/transport/tcp"
+	"github.com/sluice-serving/sluice/connector/transport/ucx"
 )
 
 // childEnv turns the test binary into a prefiller: its value is "<engine id>
-// <port>". It answers lines "<slot> <tokens> <first block>" with the
+// <port> <transport>". It answers lines "<slot> <tokens> <first block>" with the
 // parameters of a finished prompt, and "stats" with its counters.
 const childEnv = "SLUICE_PD_TEST_CHILD"
 
@@ -34,11 +37,12 @@ func (fatal) Errorf(format string, args ...any) { fmt.Fprintf(os.Stderr, format,
 func (fatal) FailNow()                          { os.Exit(1) }
 
 func child() {
-	var id string
+	var id, over string
 	var port int
-	fmt.Sscan(os.Getenv(childEnv), &id, &port)
+	fmt.Sscan(os.Getenv(childEnv), &id, &port, &over)
 	e := startEngine(fatal{}, id, Producer, 1, func(w *WorkerConfig, _ *SchedulerConfig, _ *connector.Layout) {
 		w.Listen = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+		w.Transport = transports[over]
 	})
 	go func() {
 		for ev := range e.w.Events() {
@@ -59,6 +63,13 @@ func child() {
 	e.w.Close()
 }
 
+// transports are those that processes meet over.
+var transports = map[string]func(transport.Notified) (transport.Transport, error){
+	"tcp":      nil, // the default
+	"ucx":      func(n transport.Notified) (transport.Transport, error) { return ucx.New(tcp.Config{Notified: n}) },
+	"mooncake": func(n transport.Notified) (transport.Transport, error) { return mooncake.New(tcp.Config{Notified: n}) },
+}
+
 // process is a prefiller in another process.
 type process struct {
 	t   *testing.T
@@ -70,10 +81,15 @@ type process struct {
 
 func startProcess(t *testing.T, id string, port int) *process {
 	t.Helper()
+	return startProcessOver(t, id, port, "tcp")
+}
+
+func startProcessOver(t *testing.T, id string, port int, over string) *process {
+	t.Helper()
 	exe, err := os.Executable()
 	require.NoError(t, err)
 	p := &process{t: t, cmd: exec.Command(exe)}
-	p.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d", childEnv, id, port))
+	p.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d %s", childEnv, id, port, over))
 	p.cmd.Stderr = os.Stderr
 	p.in, err = p.cmd.StdinPipe()
 	require.NoError(t, err)
@@ -117,8 +133,29 @@ func (p *process) stats() (s WorkerStats) {
 func twin(t *testing.T) *engine { return newEngine(t, "twin", Both, 1) }
 
 func TestTwoProcesses(t *testing.T) {
-	p := startProcess(t, "p-1", 0)
-	d := newEngine(t, "d-1", Consumer, 2)
+	lib, err := emulated.Build()
+	if err != nil {
+		t.Logf("without the emulated Transfer Engine: %v", err)
+	}
+	t.Setenv(emulated.Variable, lib)
+	for name, over := range transports {
+		t.Run(name, func(t *testing.T) {
+			if over != nil {
+				made, err := over(nil)
+				if e := (*transport.UnavailableError)(nil); errors.As(err, &e) {
+					t.Skip(e)
+				}
+				require.NoError(t, err)
+				require.NoError(t, made.Close())
+			}
+			twoProcesses(t, name)
+		})
+	}
+}
+
+func twoProcesses(t *testing.T, over string) {
+	p := startProcessOver(t, "p-1", 0, over)
+	d := newEngine(t, "d-1", Consumer, 2, func(w *WorkerConfig, _ *SchedulerConfig, _ *connector.Layout) { w.Transport = transports[over] })
 	want := twin(t)
 	for i := range uint32(5) {
 		n := 9 + 4*int(i)
@@ -137,6 +174,10 @@ func TestTwoProcesses(t *testing.T) {
 		s := p.stats()
 		return s.LeasesNow == 0 && s.LeasesReleased == 5 && s.ReleasesUnknown == 0 && s.LeasesExpired == 0
 	})
+	r := remote(9, 33, p.prefill(9, 33, 1))
+	p.kill()
+	d.load(r, 1)
+	require.Error(t, d.failedLoad(r.ID), "the prefiller was killed")
 }
 
 // tripwire calls a function once so many bytes have been read.
