@@ -5,20 +5,24 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"runtime"
+	"sync"
+	"sync/atomic"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/scheduler"
 )
 
-// Sampler chooses tokens on the host. The executor calls it from Submit and
-// Wait, on their goroutine. n is the token's position in the request's output.
+// Sampler chooses tokens on the host. The executor calls it from within Submit
+// and Wait. n is the token's position in the request's output.
 type Sampler interface {
 	// OnHost reports whether a token is chosen by Choose; otherwise it is the most
 	// likely one, which the device finds.
 	OnHost(id scheduler.RequestID, n int) bool
 	// Choose gives a token for its logits, one value per token id, which it may
 	// change. It is negative if there is none. The tokens before it have been
-	// chosen. id may have ended since OnHost.
+	// chosen. id may have ended since OnHost. Several goroutines call it at once,
+	// each for another request, while that of Submit and Wait stands still.
 	Choose(id scheduler.RequestID, n int, logits []float32) scheduler.Token
 }
 
@@ -85,15 +89,7 @@ func (e *Executor) choose(ctx context.Context, o *output) error {
 	if err := o.point.Wait(ctx); err != nil {
 		return err
 	}
-	n := e.logitsBytes()
-	for _, x := range o.choices {
-		o.counts[x.row] = int32(verify(real(o.plan, x.row), func(j int) scheduler.Token {
-			e.scratch = widen(e.scratch[:0], o.logits.Bytes()[(x.logits+j)*n:][:n], e.act.logits.Type)
-			tok := e.c.Sampler.Choose(x.id, x.n+j, e.scratch)
-			o.tokens[o.at[x.row]+j] = int32(tok)
-			return tok
-		}))
-	}
+	e.chooseAll(o)
 	o.choices = o.choices[:0]
 	for i := range o.counts {
 		if o.plan.Samples[i] != 0 && o.counts[i] == 0 {
@@ -101,6 +97,40 @@ func (e *Executor) choose(ctx context.Context, o *output) error {
 		}
 	}
 	return nil
+}
+
+// chooseAll makes the choices of a step that has run, several at a time.
+func (e *Executor) chooseAll(o *output) {
+	workers := min(len(o.choices), runtime.GOMAXPROCS(0))
+	for len(e.scratch) < workers {
+		e.scratch = append(e.scratch, make([]float32, 0, e.act.logits.RowLen()))
+	}
+	var next atomic.Int32
+	work := func(w int) {
+		for i := int(next.Add(1)) - 1; i < len(o.choices); i = int(next.Add(1)) - 1 {
+			e.chooseRow(o, o.choices[i], e.scratch[w])
+		}
+	}
+	var wg sync.WaitGroup
+	for w := 1; w < workers; w++ {
+		wg.Go(func() { work(w) })
+	}
+	if workers > 0 {
+		work(0)
+	}
+	wg.Wait()
+}
+
+// chooseRow makes the choices of one row: as many as its drafts are right, and
+// one more.
+func (e *Executor) chooseRow(o *output, x choice, scratch []float32) {
+	n := e.logitsBytes()
+	o.counts[x.row] = int32(verify(real(o.plan, x.row), func(j int) scheduler.Token {
+		logits := widen(scratch[:0], o.logits.Bytes()[(x.logits+j)*n:][:n], e.act.logits.Type)
+		tok := e.c.Sampler.Choose(x.id, x.n+j, logits)
+		o.tokens[o.at[x.row]+j] = int32(tok)
+		return tok
+	}))
 }
 
 // resolve chooses the tokens that a plan takes from a step in flight whose

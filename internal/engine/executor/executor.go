@@ -43,7 +43,7 @@ type Executor struct {
 
 	rows     replay.Batch // scratch
 	to, from []ascendrt.View
-	scratch  []float32
+	scratch  [][]float32 // logits of one place, per goroutine that chooses
 }
 
 // output is where the tokens of a step in flight arrive.

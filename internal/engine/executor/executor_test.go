@@ -254,6 +254,7 @@ func TestPlansThatCannotRun(t *testing.T) {
 	}
 	for name, change := range map[string]func(*scheduler.Plan){
 		"drafts":                      func(p *scheduler.Plan) { p.Drafts[0] = 1 },
+		"a negative number of drafts": func(p *scheduler.Plan) { p.Drafts[0] = -1 },
 		"block beyond the pool":       func(p *scheduler.Plan) { p.Blocks[0] = 400 },
 		"negative block":              func(p *scheduler.Plan) { p.Blocks[0] = -1 },
 		"token beyond the vocabulary": func(p *scheduler.Plan) { p.Inputs[1] = 272 },
