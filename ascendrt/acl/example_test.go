@@ -2,27 +2,19 @@ package acl_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
-	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/acl"
 )
 
-// A machine without the device says what is missing and what to do.
-func Example() {
-	ctx := context.Background()
-	dev, err := acl.Backend{}.Open(0, ascendrt.OpenOptions{})
-	if errors.Is(err, ascendrt.ErrUnavailable) {
-		report, err := acl.Backend{}.Probe(ctx)
-		fmt.Println(report.Problem, report.Missing, err)
-		return
+// What this machine has of CANN, what lacks, and what to do about it.
+func ExampleBackend_Probe() {
+	report, err := acl.Backend{}.Probe(context.Background())
+	for _, l := range report.Libraries {
+		fmt.Println(l.Name, l.Path, l.Version, l.Problem)
 	}
-	if err != nil {
-		fmt.Println(err)
-		return
+	for _, m := range report.Missing {
+		fmt.Println("missing:", m)
 	}
-	defer dev.Close(ctx)
-	free, total, err := dev.MemInfo()
-	fmt.Println(dev.Info().Name, free, total, err)
+	fmt.Println(len(report.Devices), "devices", report.Problem, err)
 }

@@ -2,27 +2,20 @@ package cuda_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/cuda"
 )
 
-// A machine without the device says what is missing and what to do.
+// The first GPU. Without one the error names the library that is missing and
+// the variable that names another place.
 func Example() {
-	ctx := context.Background()
 	dev, err := cuda.Backend{}.Open(0, ascendrt.OpenOptions{})
-	if errors.Is(err, ascendrt.ErrUnavailable) {
-		report, err := cuda.Backend{}.Probe(ctx)
-		fmt.Println(report.Problem, report.Missing, err)
-		return
-	}
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	defer dev.Close(ctx)
-	free, total, err := dev.MemInfo()
-	fmt.Println(dev.Info().Name, free, total, err)
+	defer dev.Close(context.Background())
+	fmt.Println(dev.Info().Arch, "takes kernels of one's own:", dev.Caps().RawKernels)
 }
