@@ -92,8 +92,10 @@ func (x *exchange) round() (res result, tried bool) {
 		return res, true
 	}
 	params, cached, res := x.prefill(addr, target.Decoder)
+	if !res.unsent {
+		x.before = nil // read, or what failed
+	}
 	if res.verdict != served {
-		x.before = nil // it may be what failed
 		if res.verdict == failed {
 			x.exclude(addr)
 		}

@@ -97,6 +97,19 @@ func TestTurnIsNamedOnce(t *testing.T) {
 	require.ElementsMatch(t, []any{"d-1", nil}, c.named())
 }
 
+// What one Prefiller has read is not there for the next round's.
+func TestTurnIsNotNamedAgainWhenTheDecoderFails(t *testing.T) {
+	c := start(t, setup{decoders: 2, change: readingBack})
+	for _, d := range c.d {
+		d.Hook = decoding(ending("d-1"))
+	}
+	require.Equal(t, 200, c.post(chatPath, turnBody(1, ""), "X-Session-ID", "s").status)
+	owner, _ := c.serving()
+	c.d[owner].Hook = decoding(answering(500, errorObject))
+	require.Equal(t, 200, c.post(chatPath, turnBody(2, ""), "X-Session-ID", "s").status)
+	require.Equal(t, []any{nil, "d-1", nil}, c.named())
+}
+
 // A session whose owner is gone moves to another Decoder, which is told where to
 // read; if that does not work, the Prefiller computes everything.
 func TestSessionMoves(t *testing.T) {

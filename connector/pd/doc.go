@@ -27,19 +27,25 @@
 //     second one as done.
 //  5. One transfer per request: after it, whatever its end, lookups answer
 //     nothing and the request computes what it lacks.
-//  6. P's request id travels; D's never does.
+//  6. The id of the request that holds the blocks travels; that of the one that
+//     reads them never does, save to the metaserver that is to find it.
 //  7. A peer with another engine id than the parameters name was restarted; one
 //     with another model, dtype, layout, block size or KV groups is refused with
 //     both values in the error.
 //  8. A push (transfer_mode "push") writes layer by layer into blocks that D has
 //     opened for that load; what P computes once more it writes once more, and
 //     the load ends when the prompt is complete. Revoking fences late writes.
-//  9. Every wait has a deadline, and nothing that a peer sends sizes an
+//  9. D may keep a turn's blocks for whoever computes the next turn. They are
+//     named by the hashes of their tokens and namespace, and read only as far as
+//     the next prompt goes on from them.
+//  10. A push may begin before P is chosen: D asks a metaserver, which must be
+//     among its peers, and P tells D where it is.
+//  11. Every wait has a deadline, and nothing that a peer sends sizes an
 //     allocation beyond a constant.
 //
 // # Goroutines
 //
 // A Worker owns: the acceptor of the control channel and one goroutine per
 // accepted connection, the lease clock, one goroutine per live peer, and one per
-// load and per push. Close ends them and waits.
+// load, push, question to a metaserver and meeting. Close ends them and waits.
 package pd
