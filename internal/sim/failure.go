@@ -47,7 +47,7 @@ func (c *Cluster) inject(f Fault, ends bool) error {
 		}
 		if ends {
 			for _, r := range g.ranks {
-				r.down = false
+				r.down--
 			}
 			continue
 		}
@@ -84,7 +84,7 @@ func (c *Cluster) die(g *group) error {
 			return err
 		}
 		next.group, next.name, next.dp, next.steps = r.group, r.name, r.dp, r.steps
-		next.life, next.down = r.life+1, true
+		next.life, next.down = r.life+1, r.down+1
 		*r = *next
 	}
 	g.life++
@@ -237,7 +237,7 @@ func (c *Cluster) remoteETA(tr *turn) time.Duration {
 	}
 	least := int64(-1)
 	for _, r := range c.ranks[:c.cfg.Prefillers] {
-		if !r.down && (least < 0 || r.backlog < least) {
+		if r.down == 0 && (least < 0 || r.backlog < least) {
 			least = r.backlog
 		}
 	}

@@ -147,6 +147,17 @@ func TestALostPrefillerCostsNoHits(t *testing.T) {
 	require.InDelta(t, 1, r.Faults.After.Share(), 1e-9)
 }
 
+// An instance is back when the last of the faults that keep it away has ended.
+func TestFaultsThatOverlap(t *testing.T) {
+	load := faultsWorkload()
+	load.Count, load.Rounds, load.Window = 12, 2, 20
+	once := guardedWith(Fault{Kind: PrefillerLoss, At: 5, For: 10})
+	twice := guardedWith(once.Faults[0], Fault{Kind: PrefillerLoss, At: 6, For: 2})
+	a, b := run(t, once, load), run(t, twice, load)
+	checkAnswers(t, b, load)
+	require.Equal(t, a.Records, b.Records)
+}
+
 // Where no Prefiller is left, clients of new sessions give up after a while,
 // and sessions that a Decoder holds go on.
 func TestWithoutAnyPrefiller(t *testing.T) {

@@ -33,7 +33,7 @@ type rank struct {
 	dp    int    // which of the instance's ranks
 	steps uint64
 	life  uint32 // restarts so far
-	down  bool
+	down  int    // faults that keep it away
 
 	backlog int64 // prompt tokens that a Prefiller has taken in and not computed
 

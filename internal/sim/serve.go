@@ -184,7 +184,7 @@ func (c *Cluster) arrive(i, on int32) error {
 	tr := &c.turns[i]
 	r := c.ranks[on]
 	tr.on = on
-	if r.down {
+	if r.down > 0 {
 		c.result.Faults.Unreached++
 		tr.failure = unreached
 		c.cal.push(c.now+Seconds(c.cfg.Hop), eventBack, i, 0, 0)
@@ -242,7 +242,7 @@ func (c *Cluster) heldBy(tr *turn) (tokens int, on int32) {
 		return 0, 0
 	}
 	r := c.ranks[ss.lastOn]
-	if r.down {
+	if r.down > 0 {
 		return 0, 0
 	}
 	return r.cache.Match(kvcache.Namespace{}, tr.prompt, len(tr.prompt)-1).Tokens, ss.lastOn
