@@ -3,8 +3,7 @@
 // Proxy, backends and load generator are processes of their own on loopback;
 // the same calls are sent directly to the backends in the same run.
 //
-//	go build -o bin/sluice ./cmd/sluice
-//	go run ./proxy/measure -sluice bin/sluice
+//	make measure-proxy
 //
 // It prints a table in Markdown. Every part is bounded in count and time.
 package main

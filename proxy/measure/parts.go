@@ -62,7 +62,7 @@ func latency(o options) error {
 		direct, via []time.Duration
 	}{{"local route, concurrency 1, p50", directOne, viaLocal}, {"P/D route (two legs), concurrency 1, p50", directTwo, viaPD}} {
 		a, v := quantile(row.direct, .5), quantile(row.via, .5)
-		fmt.Printf("| %s | %s | %s | +%s |\n", row.name, micros(a), micros(v), micros(v-a))
+		fmt.Printf("| %s | %s | %s | %s |\n", row.name, micros(a), micros(v), signed(micros(v-a)))
 	}
 	return nil
 }
@@ -213,7 +213,7 @@ func streams(o options) error {
 	}
 	for _, q := range []float64{.5, .99} {
 		a, v := quantile(direct, q), quantile(via, q)
-		fmt.Printf("| %d streams of 64 chunks at 20 ms, delay of a chunk, p%.0f | %s | %s | +%s |\n", o.streams, q*100, milli(a), milli(v), milli(v-a))
+		fmt.Printf("| %d streams of 64 chunks at 20 ms, delay of a chunk, p%.0f | %s | %s | %s |\n", o.streams, q*100, milli(a), milli(v), signed(milli(v-a)))
 	}
 	chunks := o.streams * o.rounds * 64
 	b.rows("chunk", before, between, chunks, chunks)
@@ -229,7 +229,7 @@ func memory(o options) error {
 	defer b.stop()
 	idle := b.proxy.memory("VmRSS")
 	body := chatBody(2000, `,"stream":true,"chunks":20,"pace_ms":500`)
-	if _, err := delays(b.proxy.addr, o.many, 1, time.Second, body); err != nil {
+	if _, err := delays(b.proxy.addr, o.many, 1, 4*time.Second, body); err != nil {
 		return err
 	}
 	peak := b.proxy.memory("VmHWM")
