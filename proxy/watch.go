@@ -51,11 +51,16 @@ func (w *watch) stop() {
 // follow reads an answer's body; between two reads may pass the time idle, or
 // up to an eighth more.
 func (w *watch) follow(resp *wire.Response, idle time.Duration) io.Reader {
+	w.body = resp
+	w.begin(idle, resp.Ended())
+	return w
+}
+
+func (w *watch) begin(idle time.Duration, ended func() bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.body, w.idle, w.tick, w.ended = resp, idle, min(idle/8, maxTick), resp.Ended()
+	w.idle, w.tick, w.ended = idle, min(idle/8, maxTick), ended
 	w.timer.Reset(w.tick)
-	return w
 }
 
 func (w *watch) look() {
