@@ -99,6 +99,7 @@ func (c *Conn) Poll(step func() bool) error {
 	c.poll.step = step
 	err := c.raw.Read(c.poll.try)
 	c.poll.step = nil
+	c.poll.waiting.Store(false)
 	if err != nil {
 		return named(err, "read")
 	}
