@@ -467,12 +467,17 @@ func (r *rank) ended() bool {
 	return r.closed
 }
 
+// endTurn tells the scheduler what a session's client does next.
+func (r *rank) endTurn(session string, end scheduler.TurnEnd) {
+	if err := r.sched.EndTurn(session, end); err != nil && !errors.Is(err, scheduler.ErrUnknown) {
+		r.log.Error("end of a turn", "end", end, "error", err)
+	}
+}
+
 // endSession gives up what is kept for a session.
 func (r *rank) endSession(session string) {
 	r.histories.forget(session)
-	if err := r.sched.EndTurn(session, scheduler.EndOfSession); err != nil && !errors.Is(err, scheduler.ErrUnknown) {
-		r.log.Error("end of session", "error", err)
-	}
+	r.endTurn(session, scheduler.EndOfSession)
 	if r.links.pd != nil {
 		r.links.pd.EndSession(session)
 		r.flushOps()

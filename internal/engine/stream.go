@@ -108,6 +108,19 @@ func (s *Stream) Finish() {
 	})
 }
 
+// EndInTool says, after the last delta, that the answer calls a tool: the next
+// turn comes sooner than after an answer that a person reads. It gives until when
+// the session's lease keeps the turn now; zero without one.
+func (s *Stream) EndInTool(ctx context.Context) (until time.Time, err error) {
+	err = s.rank.call(ctx, func() {
+		if session := s.req.Session; session != "" && !s.req.EndSession {
+			s.rank.endTurn(session, scheduler.EndInTool)
+			until = s.rank.residentUntil(s)
+		}
+	})
+	return until, err
+}
+
 // Cancel aborts the request. Nothing comes any more.
 func (s *Stream) Cancel() {
 	s.rank.post(func() {

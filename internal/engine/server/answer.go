@@ -61,6 +61,9 @@ func (a *answer) next(ctx context.Context) (piece, error) {
 		p.calls = append(p.calls, calls...)
 		if a.calls.found > 0 && a.finish == openai.FinishStop {
 			a.finish = openai.FinishToolCalls
+			if a.until, err = a.stream.EndInTool(ctx); err != nil && !errors.Is(err, engine.ErrClosed) {
+				return p, err
+			}
 		}
 	}
 	return p, nil

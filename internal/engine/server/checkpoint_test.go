@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
@@ -81,9 +82,9 @@ func toolBody(more m) m {
 	return body
 }
 
-func (n *node) talk(body m) openai.ChatResponse {
+func (n *node) talk(body m, headers ...string) openai.ChatResponse {
 	n.t.Helper()
-	resp, raw := n.post("/v1/chat/completions", body)
+	resp, raw := n.post("/v1/chat/completions", body, headers...)
 	require.Equal(n.t, http.StatusOK, resp.StatusCode, "%s", raw)
 	var out openai.ChatResponse
 	require.NoError(n.t, json.Unmarshal(raw, &out))
@@ -145,6 +146,26 @@ func TestToolCallsOfAChat(t *testing.T) {
 	cut := n.talk(toolBody(m{"max_tokens": 5}))
 	require.Equal(t, "length", *cut.Choices[0].FinishReason)
 	require.Equal(t, "I add them.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1,", cut.Choices[0].Message.Content)
+}
+
+// After a tool call the next turn is expected sooner, and the turn is kept for
+// less time.
+func TestToolCallShortensTheLease(t *testing.T) {
+	cfg := guardedDecoder(t, "")
+	cfg.Model, cfg.ServedModelName = scripted(t, []string{"<tool_call>", "{\"name\": \"add\", \"arguments\": {}}", "</tool_call>"}, nil), "s"
+	n := start(t, cfg, Options{})
+	kept := func(session string, body m) time.Duration {
+		out := n.talk(body, "X-Session-ID", session)
+		var k struct {
+			Until int64 `json:"resident_until_ms"`
+		}
+		require.NoError(t, json.Unmarshal(out.KVTransferParams, &k))
+		return time.Until(time.UnixMilli(k.Until))
+	}
+	person, tool := kept("a", toolBody(m{"tool_choice": "none"})), kept("b", toolBody(nil))
+	require.Greater(t, person, time.Minute)
+	require.Positive(t, tool)
+	require.Less(t, tool, person/2)
 }
 
 func TestMalformedToolCall(t *testing.T) {
