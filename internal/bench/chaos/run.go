@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-serving/sluice/internal/bench/load"
 	"github.com/sluice-serving/sluice/internal/bench/measure"
+	"github.com/sluice-serving/sluice/internal/bench/progress"
 	"github.com/sluice-serving/sluice/internal/openai"
 	"github.com/sluice-serving/sluice/internal/up"
 )
@@ -101,6 +102,8 @@ type runner struct {
 	report  *Report
 
 	mu    sync.Mutex
+	bar   *progress.Bar
+	done  load.Progress
 	begun int
 	next  int // the kill that comes next
 }
@@ -146,6 +149,26 @@ func Run(ctx context.Context, p Params, out io.Writer) (report *Report, err erro
 	return r.report, nil
 }
 
+// show draws a bar of the plan's requests until the function that it gives is
+// called.
+func (r *runner) show(label string) (end func()) {
+	r.bar, r.done = progress.Start(r.out, label), load.Progress{Total: r.plan.Requests()}
+	return r.bar.End
+}
+
+func (r *runner) sent() {
+	r.mu.Lock()
+	r.done.Sent++
+	r.mu.Unlock()
+}
+
+func (r *runner) answered() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.done.Done++
+	r.bar.Observe(r.done)
+}
+
 func (r *runner) since() time.Duration { return time.Since(r.begin) }
 
 // ask sends one turn of a session, whose earlier replies are the right ones.
@@ -182,12 +205,15 @@ func (r *runner) right(ctx context.Context, sup *up.Supervisor) error {
 		return err
 	}
 	r.want = make([][]measure.Record, len(r.plan.Sessions))
+	defer r.show("one engine without any cache")()
 	group, within := errgroup.WithContext(ctx)
 	group.SetLimit(16)
 	for s, asks := range r.plan.Sessions {
 		group.Go(func() error {
 			for turn := range asks {
+				r.sent()
 				rec := r.ask(within, alone.URL(), "right-", s, turn)
+				r.answered()
 				if !rec.Valid() {
 					return fmt.Errorf("session %d, turn %d: %s", s, turn, rec.Error)
 				}
@@ -212,6 +238,7 @@ func (r *runner) disturb(ctx context.Context, sup *up.Supervisor) error {
 	group, within := errgroup.WithContext(killing)
 	group.SetLimit(r.p.Concurrency)
 	pace := bursts(within, r.p.Concurrency)
+	defer r.show("the cluster, with kills and faults")()
 	for s := range r.plan.Sessions {
 		group.Go(func() error {
 			for turn := range r.plan.Sessions[s] {
@@ -219,7 +246,10 @@ func (r *runner) disturb(ctx context.Context, sup *up.Supervisor) error {
 					break
 				}
 				r.enter(killing, kills)
-				if r.one(within, url, s, turn) == failed { // a client that was refused does not come back at once
+				r.sent()
+				outcome := r.one(within, url, s, turn)
+				r.answered()
+				if outcome == failed { // a client that was refused does not come back at once
 					sleep(within, burstEvery)
 				}
 			}
