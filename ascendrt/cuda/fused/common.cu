@@ -100,4 +100,3 @@ __device__ __forceinline__ void bar_wait(u64*, int) { asm volatile("trap;"); }
 __device__ __forceinline__ void bulk(void*, const void*, int, u64*) {}
 __device__ __forceinline__ void bars_ready() {}
 #endif
-

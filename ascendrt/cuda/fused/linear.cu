@@ -207,4 +207,3 @@ __device__ __forceinline__ void linear(const u16* x, i64 xs, const u16* gain, co
 		}
 	}
 }
-

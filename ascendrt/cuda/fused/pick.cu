@@ -83,4 +83,3 @@ __device__ void noise(u16* y, i64 n, u64 seed, float factor) {
 		y[i] = narrow((float)(sum - 131070) * factor);
 	}
 }
-

@@ -107,4 +107,3 @@ __device__ void rotate_write(u16* qkv, i64 s, const u16* qw, const u16* kw, cons
 		*(u32*)(y + half + i) = pack(b0 * c[t].x + a0 * sn[t].x, b1 * c[t].y + a1 * sn[t].y);
 	}
 }
-
