@@ -94,10 +94,14 @@ func TestCloseWaits(t *testing.T) {
 	c := newCore(ascendrt.OpenOptions{})
 	var x StreamSet[*queue]
 	x.Add(&queue{last: 2, done: 2})
-	c.Later([]ascendrt.Point{{Stream: &queue{}, Seq: 1}}, func() { x.err = nil })
-	var back int
-	require.NoError(t, Close(t.Context(), c, &x, func(all []*queue) error { back = len(all); return nil }))
-	require.Equal(t, 1, back)
+	drained := false
+	c.Later([]ascendrt.Point{{Stream: &queue{}, Seq: 1}}, func() { drained = true })
+	require.NoError(t, Close(t.Context(), c, &x, func(all []*queue) error {
+		require.Len(t, all, 1)
+		require.True(t, drained, "what waits is done before everything is given back")
+		return nil
+	}))
+	require.True(t, drained)
 
 	busy := newCore(ascendrt.OpenOptions{})
 	var y StreamSet[*queue]
