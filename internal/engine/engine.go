@@ -170,6 +170,7 @@ func newRank(ctx context.Context, cfg Config, index int, base string, loaded *lo
 		MaxLen: cfg.MaxModelLen, InFlight: r.limit, Sampler: r,
 		Graphs: graphs.Config{
 			Mode: cfg.GraphMode, Policy: cfg.GraphPolicy, MaxNumSeqs: cfg.MaxSeqs, MaxNumBatchedTokens: cfg.MaxTokens, K: cfg.Speculative.Tokens,
+			KV: cfg.KVTransfer.graphs(),
 		},
 	}
 	if o.Capturing != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-serving/sluice/connector/offload"
 	"github.com/sluice-serving/sluice/connector/pd"
 	"github.com/sluice-serving/sluice/connector/transport/faulty"
+	"github.com/sluice-serving/sluice/graphs"
 )
 
 // Role is the part that an engine plays in disaggregated serving.
@@ -142,6 +143,19 @@ func (k KVTransfer) parts() []KVTransfer {
 		}
 		if c.Port == 0 {
 			c.Port = k.Port
+		}
+	}
+	return out
+}
+
+// graphs is what the classification of steps asks of it: the role, and which
+// connectors there are.
+func (k KVTransfer) graphs() graphs.KVTransfer {
+	role, _ := graphs.ParseKVRole(string(k.Role)) // validate has seen it
+	out := graphs.KVTransfer{Role: role, Connector: k.kind()}
+	if k.kind() == ConnectorMulti {
+		for _, c := range k.parts() {
+			out.Nested = append(out.Nested, graphs.KVTransfer{Role: role, Connector: c.kind()})
 		}
 	}
 	return out
