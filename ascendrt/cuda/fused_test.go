@@ -16,7 +16,8 @@ import (
 	"github.com/sluice-serving/sluice/ascendrt"
 )
 
-// bench is a device with tensors whose contents the test knows.
+// bench is a device with tensors whose contents the test knows. Cases are subtests,
+// so that a pattern picks small ones for tools that slow kernels down.
 type bench struct {
 	t   *testing.T
 	d   ascendrt.Device
@@ -34,6 +35,13 @@ func fusedBench(t *testing.T) *bench {
 		t.Skip("fused operations need compute capability 9.0")
 	}
 	return &bench{t, d, s, rand.New(rand.NewPCG(1, 2))}
+}
+
+// in is the bench for a subtest.
+func (b *bench) in(t *testing.T) *bench {
+	c := *b
+	c.t = t
+	return &c
 }
 
 func widen(h uint16) float64 { return float64(math.Float32frombits(uint32(h) << 16)) }
@@ -149,169 +157,186 @@ func apart(got, want []float64) float64 {
 func silu(x float64) float64 { return x / (1 + math.Exp(-x)) }
 
 func TestFusedLinear(t *testing.T) {
-	b := fusedBench(t)
-	for _, size := range []struct{ k, m int }{{256, 512}, {1024, 1024}, {3072, 264}, {512, 5000}} {
+	bench := fusedBench(t)
+	for _, size := range []struct{ k, m int }{{256, 512}, {1024, 48}, {1024, 1024}, {3072, 264}, {512, 5000}} {
 		for _, epi := range []ascendrt.Epilogue{ascendrt.EpilogueStore, ascendrt.EpilogueAdd, ascendrt.EpilogueSwiGLU, ascendrt.EpilogueFloat} {
-			norm := epi != ascendrt.EpilogueAdd
-			both := 1
-			if epi == ascendrt.EpilogueSwiGLU {
-				both = 2
-			}
-			w, gain := b.normal(both*size.m*size.k, 1/math.Sqrt(float64(size.k))), b.normal(size.k, 1)
-			tw, tg := b.halves(w, both*size.m, size.k), b.halves(gain, size.k)
 			for _, n := range []int{1, 3, 8, 9, 16, 31, 32, 33, 64, 65} {
-				x, y0 := b.normal(n*size.k, 2), b.normal(n*size.m, 1)
-				attr := ascendrt.LinearAttr{In: size.k, Out: size.m, Norm: norm, Eps: 1e-6, Epilogue: epi, Rows: epi == ascendrt.EpilogueFloat}
-				args := []ascendrt.Tensor{b.halves(x, n, size.k)}
-				if norm {
-					args = append(args, tg)
-				}
-				args = append(args, tw)
-				rows := make([]int32, n)
-				for i := range rows {
-					rows[i] = int32(n - 1 - i)
-				}
-				if attr.Rows {
-					rows[n/2] = -1
-					args = append(args, b.ints(rows))
-				} else {
-					for i := range rows {
-						rows[i] = int32(i)
-					}
-				}
-				var y ascendrt.Tensor
-				switch epi {
-				case ascendrt.EpilogueAdd:
-					y = b.halves(y0, n, size.m)
-				case ascendrt.EpilogueFloat:
-					y = b.poisoned(ascendrt.Float32, n, size.m)
-				default:
-					y = b.poisoned(ascendrt.BFloat16, n, size.m)
-				}
-				b.run(ascendrt.OpLinear, n, attr, append(args, y)...)
-				want := make([]float64, n*size.m)
-				for i, r := range rows {
-					if r < 0 {
-						continue
-					}
-					row := append([]float64(nil), x[int(r)*size.k:int(r+1)*size.k]...)
-					if norm {
-						var ss float64
-						for _, v := range row {
-							ss += v * v
-						}
-						f := 1 / math.Sqrt(ss/float64(size.k)+1e-6)
-						for j := range row {
-							row[j] *= f * gain[j]
-						}
-					}
-					dot := func(o int) float64 {
-						var s float64
-						for j, v := range w[o*size.k : (o+1)*size.k] {
-							s += v * row[j]
-						}
-						return s
-					}
-					for o := range size.m {
-						v := dot(o)
-						if both == 2 {
-							v = silu(v) * dot(size.m+o)
-						}
-						if epi == ascendrt.EpilogueAdd {
-							v += y0[i*size.m+o]
-						}
-						want[i*size.m+o] = v
-					}
-				}
-				require.Less(t, apart(b.read(y), want), 8e-3, "%d rows, %d to %d, %v", n, size.k, size.m, epi)
+				t.Run(fmt.Sprintf("%d_to_%d/%v/%d", size.k, size.m, epilogues[epi], n), func(t *testing.T) { fusedLinear(bench.in(t), size.k, size.m, n, epi) })
 			}
 		}
 	}
+}
+
+var epilogues = map[ascendrt.Epilogue]string{
+	ascendrt.EpilogueStore: "store", ascendrt.EpilogueAdd: "add", ascendrt.EpilogueSwiGLU: "swiglu", ascendrt.EpilogueFloat: "float",
+}
+
+// fusedLinear computes n rows.
+func fusedLinear(b *bench, k, m, n int, epi ascendrt.Epilogue) {
+	norm, both := epi != ascendrt.EpilogueAdd, 1
+	if epi == ascendrt.EpilogueSwiGLU {
+		both = 2
+	}
+	w, gain := b.normal(both*m*k, 1/math.Sqrt(float64(k))), b.normal(k, 1)
+	tw, tg := b.halves(w, both*m, k), b.halves(gain, k)
+	x, y0 := b.normal(n*k, 2), b.normal(n*m, 1)
+	attr := ascendrt.LinearAttr{In: k, Out: m, Norm: norm, Eps: 1e-6, Epilogue: epi, Rows: epi == ascendrt.EpilogueFloat}
+	args := []ascendrt.Tensor{b.halves(x, n, k)}
+	if norm {
+		args = append(args, tg)
+	}
+	args = append(args, tw)
+	rows := make([]int32, n)
+	for i := range rows {
+		rows[i] = int32(n - 1 - i)
+	}
+	if attr.Rows {
+		rows[n/2] = -1
+		args = append(args, b.ints(rows))
+	} else {
+		for i := range rows {
+			rows[i] = int32(i)
+		}
+	}
+	var y ascendrt.Tensor
+	switch epi {
+	case ascendrt.EpilogueAdd:
+		y = b.halves(y0, n, m)
+	case ascendrt.EpilogueFloat:
+		y = b.poisoned(ascendrt.Float32, n, m)
+	default:
+		y = b.poisoned(ascendrt.BFloat16, n, m)
+	}
+	b.run(ascendrt.OpLinear, n, attr, append(args, y)...)
+	want := make([]float64, n*m)
+	for i, r := range rows {
+		if r < 0 {
+			continue
+		}
+		row := append([]float64(nil), x[int(r)*k:int(r+1)*k]...)
+		if norm {
+			var ss float64
+			for _, v := range row {
+				ss += v * v
+			}
+			f := 1 / math.Sqrt(ss/float64(k)+1e-6)
+			for j := range row {
+				row[j] *= f * gain[j]
+			}
+		}
+		dot := func(o int) float64 {
+			var s float64
+			for j, v := range w[o*k : (o+1)*k] {
+				s += v * row[j]
+			}
+			return s
+		}
+		for o := range m {
+			v := dot(o)
+			if both == 2 {
+				v = silu(v) * dot(m+o)
+			}
+			if epi == ascendrt.EpilogueAdd {
+				v += y0[i*m+o]
+			}
+			want[i*m+o] = v
+		}
+	}
+	require.Less(b.t, apart(b.read(y), want), 8e-3)
 }
 
 // heads is a paged cache with known keys and values.
 type heads struct{ hq, hk, d, bs, blocks int }
 
 func TestFusedRotateWrite(t *testing.T) {
-	b := fusedBench(t)
+	bench := fusedBench(t)
 	for _, h := range []heads{{16, 8, 128, 16, 9}, {32, 8, 64, 32, 5}, {4, 2, 32, 128, 3}} {
 		for _, norm := range []bool{true, false} {
-			const n = 7
-			width := (h.hq + 2*h.hk) * h.d
-			qkv, qg, kg := b.normal(n*width, 2), b.normal(h.d, 1), b.normal(h.d, 1)
-			pos, slots := make([]int32, n), make([]int32, n)
-			for i := range n {
-				pos[i], slots[i] = int32(i*37%100), int32((i*53)%(h.blocks*h.bs))
-			}
-			slots[3] = -1
-			table := ascendrt.RopeTable(100, h.d, 1e4)
-			kc, vc := b.poisoned(ascendrt.BFloat16, h.blocks, h.bs, h.hk, h.d), b.poisoned(ascendrt.BFloat16, h.blocks, h.bs, h.hk, h.d)
-			x := b.halves(qkv, n, width)
-			args := []ascendrt.Tensor{x}
-			if norm {
-				args = append(args, b.halves(qg, h.d), b.halves(kg, h.d))
-			}
-			b.run(ascendrt.OpRotateWrite, n, ascendrt.RotateAttr{Heads: h.hq, KVHeads: h.hk, HeadDim: h.d, BlockSize: h.bs, MaxPosition: 100, Norm: norm, Eps: 1e-6},
-				append(args, b.ints(pos), b.floats(table, 100, h.d), b.ints(slots), kc, vc)...)
-			q, k, v := b.read(x), b.read(kc), b.read(vc)
-			turn := func(in, gain []float64, p int32) []float64 {
-				out, f := make([]float64, h.d), 1.0
-				if norm {
-					var ss float64
-					for _, e := range in {
-						ss += e * e
-					}
-					f = 1 / math.Sqrt(ss/float64(h.d)+1e-6)
-				}
-				at := func(i int) float64 {
-					if norm {
-						return in[i] * f * gain[i]
-					}
-					return in[i]
-				}
-				for i := range h.d / 2 {
-					c, s := float64(table[int(p)*h.d+i]), float64(table[int(p)*h.d+h.d/2+i])
-					a, e := at(i), at(i+h.d/2)
-					out[i], out[i+h.d/2] = a*c-e*s, e*c+a*s
-				}
-				return out
-			}
-			written := 0
-			for i := range n {
-				for j := range h.hq {
-					o := i*width + j*h.d
-					require.Less(t, apart(q[o:o+h.d], turn(qkv[o:o+h.d], qg, pos[i])), 8e-3)
-				}
-				for j := range h.hk {
-					if slots[i] < 0 {
-						continue
-					}
-					written++
-					o, c := i*width+(h.hq+j)*h.d, (int(slots[i])*h.hk+j)*h.d
-					require.Less(t, apart(k[c:c+h.d], turn(qkv[o:o+h.d], kg, pos[i])), 8e-3)
-					o += h.hk * h.d
-					require.Equal(t, qkv[o:o+h.d], v[c:c+h.d])
-				}
-			}
-			nans := 0
-			for _, e := range k {
-				if math.IsNaN(e) {
-					nans++
-				}
-			}
-			require.Equal(t, len(k)-written*h.d, nans, "nothing else is written")
+			t.Run(fmt.Sprintf("%d_of_%d/norm=%v", h.hq, h.d, norm), func(t *testing.T) { fusedRotateWrite(bench.in(t), h, norm) })
 		}
 	}
 }
 
+func fusedRotateWrite(b *bench, h heads, norm bool) {
+	const n = 7
+	width := (h.hq + 2*h.hk) * h.d
+	qkv, qg, kg := b.normal(n*width, 2), b.normal(h.d, 1), b.normal(h.d, 1)
+	pos, slots := make([]int32, n), make([]int32, n)
+	for i := range n {
+		pos[i], slots[i] = int32(i*37%100), int32((i*53)%(h.blocks*h.bs))
+	}
+	slots[3] = -1
+	table := ascendrt.RopeTable(100, h.d, 1e4)
+	kc, vc := b.poisoned(ascendrt.BFloat16, h.blocks, h.bs, h.hk, h.d), b.poisoned(ascendrt.BFloat16, h.blocks, h.bs, h.hk, h.d)
+	x := b.halves(qkv, n, width)
+	args := []ascendrt.Tensor{x}
+	if norm {
+		args = append(args, b.halves(qg, h.d), b.halves(kg, h.d))
+	}
+	b.run(ascendrt.OpRotateWrite, n, ascendrt.RotateAttr{Heads: h.hq, KVHeads: h.hk, HeadDim: h.d, BlockSize: h.bs, MaxPosition: 100, Norm: norm, Eps: 1e-6},
+		append(args, b.ints(pos), b.floats(table, 100, h.d), b.ints(slots), kc, vc)...)
+	q, k, v := b.read(x), b.read(kc), b.read(vc)
+	turn := func(in, gain []float64, p int32) []float64 {
+		out, f := make([]float64, h.d), 1.0
+		if norm {
+			var ss float64
+			for _, e := range in {
+				ss += e * e
+			}
+			f = 1 / math.Sqrt(ss/float64(h.d)+1e-6)
+		}
+		at := func(i int) float64 {
+			if norm {
+				return in[i] * f * gain[i]
+			}
+			return in[i]
+		}
+		for i := range h.d / 2 {
+			c, s := float64(table[int(p)*h.d+i]), float64(table[int(p)*h.d+h.d/2+i])
+			a, e := at(i), at(i+h.d/2)
+			out[i], out[i+h.d/2] = a*c-e*s, e*c+a*s
+		}
+		return out
+	}
+	written := 0
+	for i := range n {
+		for j := range h.hq {
+			o := i*width + j*h.d
+			require.Less(b.t, apart(q[o:o+h.d], turn(qkv[o:o+h.d], qg, pos[i])), 8e-3)
+		}
+		for j := range h.hk {
+			if slots[i] < 0 {
+				continue
+			}
+			written++
+			o, c := i*width+(h.hq+j)*h.d, (int(slots[i])*h.hk+j)*h.d
+			require.Less(b.t, apart(k[c:c+h.d], turn(qkv[o:o+h.d], kg, pos[i])), 8e-3)
+			o += h.hk * h.d
+			require.Equal(b.t, qkv[o:o+h.d], v[c:c+h.d])
+		}
+	}
+	nans := 0
+	for _, e := range k {
+		if math.IsNaN(e) {
+			nans++
+		}
+	}
+	require.Equal(b.t, len(k)-written*h.d, nans, "nothing else is written")
+}
+
+// attentionCase is a step of requests with that many queries and tokens.
+type attentionCase struct {
+	heads
+	rows []attentionRow
+	max  int // AttentionAttr.MaxQuery
+}
+
+type attentionRow struct{ query, len int }
+
 func TestFusedAttention(t *testing.T) {
-	b := fusedBench(t)
-	type row struct{ query, len int }
-	for _, x := range []struct {
-		heads
-		rows []row
-		max  int
-	}{
+	bench := fusedBench(t)
+	type row = attentionRow
+	for i, x := range []attentionCase{
 		{heads{16, 8, 128, 16, 0}, []row{{1, 1}, {1, 17}, {1, 1000}, {0, 0}, {1, 333}}, 1},
 		{heads{16, 8, 128, 64, 0}, []row{{1, 2500}}, 1},
 		{heads{16, 8, 128, 64, 0}, []row{{1, 925}}, 1},
@@ -321,56 +346,63 @@ func TestFusedAttention(t *testing.T) {
 		{heads{32, 8, 128, 32, 0}, []row{{130, 513}, {1, 100}, {2, 64}, {3, 300}}, 0},
 		{heads{8, 1, 64, 16, 0}, []row{{97, 97}, {1, 33}, {40, 400}}, 0},
 		{heads{4, 4, 64, 16, 0}, []row{{300, 300}, {1, 9}}, 0},
+		{heads{2, 1, 128, 16, 0}, []row{{1, 20}, {1, 150}, {0, 0}}, 1},
+		{heads{2, 1, 128, 16, 0}, []row{{3, 40}, {70, 90}}, 0},
+		{heads{4, 1, 64, 16, 0}, []row{{2, 33}, {1, 70}}, 2},
 		{heads{16, 8, 128, 16, 0}, slices.Repeat([]row{{1, 130}, {1, 16}, {0, 0}, {1, 257}}, 6), 1},
 	} {
-		h, n, width := x.heads, 0, 0
-		starts, lens := []int32{0}, []int32{}
-		for _, r := range x.rows {
-			n += r.query
-			starts, lens = append(starts, int32(n)), append(lens, int32(r.len))
-			width = max(width, (r.len+h.bs-1)/h.bs)
-		}
-		h.blocks = 1 + width*len(x.rows)
-		perm := b.rng.Perm(h.blocks - 1)
-		table := make([]int32, width*len(x.rows))
-		for i := range table {
-			table[i] = int32(perm[i] + 1)
-		}
-		q := b.normal(n*h.hq*h.d, 1)
-		k, v := b.normal(h.blocks*h.bs*h.hk*h.d, 1), b.normal(h.blocks*h.bs*h.hk*h.d, 1)
-		y := b.poisoned(ascendrt.BFloat16, n, h.hq*h.d)
-		b.run(ascendrt.OpAttention, n, ascendrt.AttentionAttr{Heads: h.hq, KVHeads: h.hk, HeadDim: h.d, BlockSize: h.bs, Order: ascendrt.SumFree, MaxQuery: x.max},
-			b.halves(q, n, h.hq*h.d), b.halves(k, h.blocks, h.bs, h.hk, h.d), b.halves(v, h.blocks, h.bs, h.hk, h.d),
-			b.ints(table, len(x.rows), width), b.ints(starts), b.ints(lens), y)
-		got := b.read(y)
-		for r, spec := range x.rows {
-			for i := range spec.query {
-				at := int(starts[r]) + i
-				seen := spec.len - spec.query + i + 1
-				for hq := range h.hq {
-					qv, hk := q[(at*h.hq+hq)*h.d:][:h.d], hq/(h.hq/h.hk)
-					place := func(p int) int { return ((int(table[r*width+p/h.bs])*h.bs+p%h.bs)*h.hk + hk) * h.d }
-					score, top := make([]float64, seen), math.Inf(-1)
-					for p := range score {
-						for j, e := range k[place(p):][:h.d] {
-							score[p] += e * qv[j]
-						}
-						score[p] /= math.Sqrt(float64(h.d))
-						top = max(top, score[p])
+		t.Run(fmt.Sprintf("%d/%d_of_%d_for_%d", i, x.hq, x.d, x.hk), func(t *testing.T) { fusedAttention(bench.in(t), x) })
+	}
+}
+
+func fusedAttention(b *bench, x attentionCase) {
+	h, n, width := x.heads, 0, 0
+	starts, lens := []int32{0}, []int32{}
+	for _, r := range x.rows {
+		n += r.query
+		starts, lens = append(starts, int32(n)), append(lens, int32(r.len))
+		width = max(width, (r.len+h.bs-1)/h.bs)
+	}
+	h.blocks = 1 + width*len(x.rows)
+	perm := b.rng.Perm(h.blocks - 1)
+	table := make([]int32, width*len(x.rows))
+	for i := range table {
+		table[i] = int32(perm[i] + 1)
+	}
+	q := b.normal(n*h.hq*h.d, 1)
+	k, v := b.normal(h.blocks*h.bs*h.hk*h.d, 1), b.normal(h.blocks*h.bs*h.hk*h.d, 1)
+	y := b.poisoned(ascendrt.BFloat16, n, h.hq*h.d)
+	b.run(ascendrt.OpAttention, n, ascendrt.AttentionAttr{Heads: h.hq, KVHeads: h.hk, HeadDim: h.d, BlockSize: h.bs, Order: ascendrt.SumFree, MaxQuery: x.max},
+		b.halves(q, n, h.hq*h.d), b.halves(k, h.blocks, h.bs, h.hk, h.d), b.halves(v, h.blocks, h.bs, h.hk, h.d),
+		b.ints(table, len(x.rows), width), b.ints(starts), b.ints(lens), y)
+	got := b.read(y)
+	for r, spec := range x.rows {
+		for i := range spec.query {
+			at := int(starts[r]) + i
+			seen := spec.len - spec.query + i + 1
+			for hq := range h.hq {
+				qv, hk := q[(at*h.hq+hq)*h.d:][:h.d], hq/(h.hq/h.hk)
+				place := func(p int) int { return ((int(table[r*width+p/h.bs])*h.bs+p%h.bs)*h.hk + hk) * h.d }
+				score, top := make([]float64, seen), math.Inf(-1)
+				for p := range score {
+					for j, e := range k[place(p):][:h.d] {
+						score[p] += e * qv[j]
 					}
-					want, total := make([]float64, h.d), 0.0
-					for p := range score {
-						e := math.Exp(score[p] - top)
-						total += e
-						for j, w := range v[place(p):][:h.d] {
-							want[j] += e * w
-						}
-					}
-					for j := range want {
-						want[j] /= total
-					}
-					require.Less(t, apart(got[(at*h.hq+hq)*h.d:][:h.d], want), 1.5e-2, "%+v: request %d token %d head %d", x, r, i, hq)
+					score[p] /= math.Sqrt(float64(h.d))
+					top = max(top, score[p])
 				}
+				want, total := make([]float64, h.d), 0.0
+				for p := range score {
+					e := math.Exp(score[p] - top)
+					total += e
+					for j, w := range v[place(p):][:h.d] {
+						want[j] += e * w
+					}
+				}
+				for j := range want {
+					want[j] /= total
+				}
+				require.Less(b.t, apart(got[(at*h.hq+hq)*h.d:][:h.d], want), 1.5e-2, "request %d token %d head %d", r, i, hq)
 			}
 		}
 	}

@@ -1,6 +1,6 @@
 """Checkpoints with random weights, and what transformers computes with them.
 
-    python3 make.py --out DIR [--big]
+    python3 make.py --out DIR [--big] [--only NAMES]
 
 Each model gets a folder with config.json, model.safetensors and expected.json:
 prompts, the logits behind the last token of each, and greedy continuations, all
@@ -34,7 +34,14 @@ MODELS = {
         vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
         num_key_value_heads=8, head_dim=128, max_position_embeddings=4096, tie_word_embeddings=True, rms_norm_eps=1e-6,
         initializer_range=0.04, rope_parameters=dict(rope_type="default", rope_theta=1000000.0)), 128),
+    "llama-1b": (LlamaConfig, LlamaForCausalLM, dict(
+        vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=64, max_position_embeddings=4096, tie_word_embeddings=True, rms_norm_eps=1e-5,
+        attention_bias=False, initializer_range=0.03,
+        rope_parameters=dict(rope_type="llama3", rope_theta=500000.0, factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                             original_max_position_embeddings=1024)), 128),
 }
+BIG = {"qwen3-0.6b", "llama-1b"}
 
 
 @torch.inference_mode()
@@ -72,13 +79,13 @@ def make(out, name, dtype, device):
 def main():
     p = argparse.ArgumentParser()
     p.add_argument("--out", required=True)
-    p.add_argument("--big", action="store_true", help="the Qwen3-0.6B shape too")
+    p.add_argument("--big", action="store_true", help="the shapes of Qwen3-0.6B and of a Llama of 1.2 billion parameters too")
+    p.add_argument("--only", help="models, separated by commas")
     a = p.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    for name in MODELS:
-        if name == "qwen3-0.6b" and not a.big:
-            continue
+    names = a.only.split(",") if a.only else [n for n in MODELS if a.big or n not in BIG]
+    for name in names:
         for dtype in (torch.float32, torch.bfloat16):
             make(a.out, name, dtype, device)
 

@@ -1,0 +1,127 @@
+#!/bin/bash
+# The proof of the engine and its kernels on a machine with a CUDA device, which
+# needs neither Go nor a network. Usage: h200.sh BIN OUT [PART ...]
+#
+# BIN holds cuda.test, executor.test, server.test, parity.test (go test -c -ldflags='-s -w')
+# and steptime (go build). OUT gets log.txt, the output of every part, steps.csv and
+# table.txt, which is printed last. Without PARTs those of the line `default` run.
+#
+#   cuda       tests of ascendrt/cuda on the device
+#   executor   tests of the executor on the device
+#   server     the table of equal answers, over HTTP, on the device
+#   parity     against transformers: small shapes
+#   big        the same: the shapes of Qwen3-0.6B and of a Llama of 1.2 billion parameters
+#   memcheck   compute-sanitizer memcheck over all kernels
+#   racecheck  compute-sanitizer racecheck over the fused kernels, small sizes
+#   steps      steptime of qwen3-0.6b
+#   steps8b    steptime of llama3-8b
+#   torch      the same decoders as plain torch operators
+#
+# PART_SECONDS, e.g. cuda_SECONDS=90, changes the time that a part may take.
+default="cuda executor server parity memcheck racecheck steps steps8b"
+[ $# -ge 2 ] || { sed -n '2,21s/^# \{0,1\}//p' "$0"; exit 2; }
+bin=$(realpath "$1") && mkdir -p "$2" && out=$(realpath "$2") || exit 2
+shift 2
+parts=${*:-$default}
+root=$(realpath "$(dirname "$0")/../..")
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+export SLUICE_DEVICE=${SLUICE_DEVICE:-cuda}
+: > "$out/log.txt"; : > "$out/table.txt"; : > "$out/steps.csv"
+
+# Libraries that the loader does not find by itself are looked for beside CUDA and torch.
+site=$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' 2>/dev/null)
+for v in SLUICE_NCCL_LIB=libnccl.so.2 SLUICE_CUBLASLT_LIB=libcublasLt.so.13 SLUICE_NVRTC_LIB=libnvrtc.so.13; do
+	[ -n "$(printenv "${v%%=*}")" ] && continue
+	ldconfig -p | grep -q "${v#*=}" && continue
+	for d in /usr/local/cuda/targets/*/lib /usr/local/cuda/lib64 "$site"/nvidia/*/lib; do
+		[ -e "$d/${v#*=}" ] && { export "${v%%=*}=$d/${v#*=}"; break; }
+	done
+done
+
+row() { printf '%-11s %-9s %6s  %s\n' "$@" >> "$out/table.txt"; }
+
+# part NAME SECONDS COMMAND runs it and notes what came of it; what it printed is in $log.
+part() {
+	local name=$1 limit=$1_SECONDS begun=$SECONDS rc
+	limit=${!limit:-$2}
+	shift 2
+	log=$tmp/$name
+	echo "$name: at most $limit s"
+	timeout -k 5 "$limit" "$@" > "$log" 2>&1
+	rc=$?
+	{ echo "==== $name: $*: exit $rc"; cat "$log"; } >> "$out/log.txt"
+	took=$((SECONDS - begun))s
+	case $rc in 0) verdict=ok ;; 124 | 137) verdict="time out" ;; *) verdict="FAILED $rc" ;; esac
+}
+
+count() { grep -cE "^ *--- $1" "$log"; }
+
+# A part in which no test ran proves nothing.
+verdict_of_tests() { [ "$verdict" != ok ] || [ "$(count PASS)" != 0 ] || verdict="FAILED: nothing ran"; }
+
+# gotest NAME SECONDS FOLDER BINARY ARGUMENTS: a test binary, in its package's folder.
+gotest() {
+	local name=$1 limit=$2 dir=$3 binary=$4
+	shift 4
+	part "$name" "$limit" bash -c 'cd "$0" && exec "$@"' "$root/$dir" "$bin/$binary" -test.v -test.count=1 "$@"
+	grep -E '^ *--- FAIL' "$log" | head -20
+	verdict_of_tests
+	row "$name" "$verdict" "$took" "$(count PASS) passed, $(count FAIL) failed, $(count SKIP) skipped"
+}
+
+# sanitize TOOL SECONDS PATTERN: runs under a tool, one process.
+sanitize() {
+	local tool=$1 limit=$2 pattern=$3
+	command -v compute-sanitizer > /dev/null || { row "$tool" "left out" 0s "no compute-sanitizer"; return; }
+	part "$tool" "$limit" bash -c 'cd "$0" && exec "$@"' "$root/ascendrt/cuda" compute-sanitizer --tool "$tool" --report-api-errors no \
+		--target-processes application-only --error-exitcode 9 "$bin/cuda.test" -test.v -test.count=1 -test.run "$pattern"
+	grep -E '^========= .*(Invalid|Error:|Race|Uninit|hazard)' "$log" | sort | uniq -c | sort -rn | head -12
+	verdict_of_tests
+	row "$tool" "$verdict" "$took" "$(count PASS) passed, $(count FAIL) failed; $(grep -E 'SUMMARY' "$log" | tail -1 | sed 's/^=* *//')"
+}
+
+# checkpoints FLAGS: what transformers computes, made aside while tests run.
+checkpoints() { (cd "$root/internal/engine/parity" && exec timeout -k 5 "${make_SECONDS:-240}" python3 make.py --out "$tmp/$1" $2) > "$tmp/make-$1" 2>&1; }
+
+has() { case " $parts " in *" $1 "*) return 0 ;; esac; return 1; }
+for p in $parts; do
+	case $p in cuda | executor | server | parity | big | memcheck | racecheck | steps | steps8b | torch) ;; *) echo "h200.sh: no part $p" >&2; exit 2 ;; esac
+done
+
+compare() {
+	wait "$2"
+	local rc=$?
+	{ echo "==== make.py for $1: exit $rc"; cat "$tmp/make-$1"; } >> "$out/log.txt"
+	SLUICE_PARITY=$tmp/$1 gotest "$1" "$3" internal/engine/parity parity.test -test.run TestAgainstTransformers
+	[ $rc = 0 ] || row "$1" "FAILED $rc" - "make.py: $(tail -1 "$tmp/make-$1" | cut -c1-120)"
+	sed -n 's/^ *parity_test.go:[0-9]*: \(.* on .*: logits .*\)/  \1/p' "$log" >> "$out/table.txt"
+}
+
+steps() {
+	part "$1" "$3" "$bin/steptime" --device cuda --model "$2" --modes "${MODES:-FULL}" --repeat "${REPEAT:-3}" --prefill "${PREFILL-1024,4096,12288}"
+	grep -E '^[a-z0-9.-]+,(decode|host|prefill),' "$log" >> "$out/steps.csv"
+	row "$1" "$verdict" "$took" "$2: $(grep -cE ',(decode|host|prefill),' "$log") figures"
+	awk -F, '$2 == "decode" || $2 == "host" || $2 == "prefill" { printf "  %-12s %-8s %6s %-10s %10s %s\n", $1, $2, $3, $4, $5, $6 }' "$log" >> "$out/table.txt"
+}
+
+nvidia-smi --query-gpu=name,driver_version,clocks.sm --format=csv,noheader 2>/dev/null | tee -a "$out/table.txt"
+if has parity; then checkpoints parity "" & small=$!; fi
+has cuda && gotest cuda 120 ascendrt/cuda cuda.test
+has executor && gotest executor 60 internal/engine/executor executor.test -test.run OnDevice
+has server && gotest server 120 internal/engine/server server.test -test.run OnDevice
+has parity && compare parity "$small" 90
+if has big; then checkpoints big "--only qwen3-0.6b,llama-1b" & big=$!; fi
+has memcheck && sanitize memcheck 100 "${MEMCHECK:-TestConformance/(named|a_decoder)|TestFusedLinear/(256|1024_to_48|512)|TestFusedRotate|TestFusedAttention|TestFusedPick}"
+has racecheck && sanitize racecheck 100 "${RACECHECK:-TestFusedLinear/1024_to_48/.*/(3|16|31|32)\$|TestFusedRotate|TestFusedAttention/(9|1[01])/|TestFusedPick}"
+has big && compare big "$big" 120
+has steps && steps steps qwen3-0.6b 60
+has steps8b && steps steps8b llama3-8b 90
+if has torch; then
+	part torch 120 python3 "$root/internal/engine/parity/graph.py" --model "${TORCH:-qwen3-0.6b,llama3-8b}"
+	grep -E '^[a-z0-9.-]+,torch' "$log" >> "$out/steps.csv"
+	row torch "$verdict" "$took" "$(grep -cE ',torch' "$log") figures, in steps.csv"
+fi
+echo
+cat "$out/table.txt"
+! grep -qE ' (FAILED|time out)' "$out/table.txt"
