@@ -35,36 +35,13 @@ func Generate(c Config, s Scales, seed uint64, speakable func(token int) bool) W
 	for _, t := range c.Tensors() {
 		data := make([]float32, t.Len())
 		g := gaussian{state: nameSeed(t.Name) ^ seed}
-		fanIn := t.Shape[len(t.Shape)-1]
-		norm := 1 / math.Sqrt(float64(fanIn))
-		var scale float64
-		switch t.kind {
-		case kindNorm:
+		scale, gain := s.of(t)
+		if gain {
 			for i := range data {
-				data[i] = 1
+				data[i] = float32(scale)
 			}
 			w[t.Name] = data
 			continue
-		case kindHeadNorm:
-			for i := range data {
-				data[i] = float32(s.HeadNorm)
-			}
-			w[t.Name] = data
-			continue
-		case kindEmbed:
-			scale = s.Embed
-		case kindQK:
-			scale = norm
-		case kindV:
-			scale = s.Value * norm
-		case kindO:
-			scale = s.Out * norm
-		case kindUp:
-			scale = s.Up * norm
-		case kindDown:
-			scale = s.Down * norm
-		case kindHead:
-			scale = norm
 		}
 		full := float32(scale / laneSigma)
 		if t.kind != kindEmbed {
@@ -82,6 +59,28 @@ func Generate(c Config, s Scales, seed uint64, speakable func(token int) bool) W
 		w[t.Name] = data
 	}
 	return w
+}
+
+// of is the standard deviation of a tensor's elements, or the gain that they all are.
+func (s Scales) of(t Tensor) (scale float64, gain bool) {
+	norm := 1 / math.Sqrt(float64(t.Shape[len(t.Shape)-1]))
+	switch t.kind {
+	case kindNorm:
+		return 1, true
+	case kindHeadNorm:
+		return s.HeadNorm, true
+	case kindEmbed:
+		return s.Embed, false
+	case kindV:
+		return s.Value * norm, false
+	case kindO:
+		return s.Out * norm, false
+	case kindUp:
+		return s.Up * norm, false
+	case kindDown:
+		return s.Down * norm, false
+	}
+	return norm, false
 }
 
 // gaussian is a counter-based source: the SplitMix64 sequence of a seed, of

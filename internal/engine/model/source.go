@@ -77,8 +77,9 @@ func (w Weights) Get(name string, shape ...int) (Data, error) {
 	return Data{Type: F32, Raw: Bytes(data)}, nil
 }
 
-// Random makes the tensors of a shape without storing them: projections keep the
-// variance of their input, gains are 1.
+// Random makes the tensors of a shape without storing them, with BuiltinScales and
+// every token as speakable as the others. Where queries and keys have no norm, their
+// projections are as much wider, so that scores are as sharp.
 type Random struct {
 	Config Config
 	Seed   uint64
@@ -91,18 +92,18 @@ func (r Random) Get(name string, shape ...int) (Data, error) {
 	if i < 0 || !slices.Equal(all[i].Shape, shape) {
 		return Data{}, &TensorError{Tensor: name, Want: shape, Reason: "is not of this model"}
 	}
-	t := all[i]
-	switch t.kind {
-	case kindNorm, kindHeadNorm:
-		ones := make([]float32, t.Len())
-		for i := range ones {
-			ones[i] = 1
+	t, scales := all[i], BuiltinScales()
+	scale, gain := scales.of(t)
+	if gain {
+		gains := make([]float32, t.Len())
+		for i := range gains {
+			gains[i] = float32(scale)
 		}
-		return Data{Type: F32, Raw: Bytes(ones)}, nil
-	case kindEmbed:
-		return Data{Noise: &Noise{nameSeed(name) ^ r.Seed, float32(1 / laneSigma)}}, nil
+		return Data{Type: F32, Raw: Bytes(gains)}, nil
 	}
-	scale := 1 / math.Sqrt(float64(shape[len(shape)-1]))
+	if t.kind == kindQK && !r.Config.HeadNorm {
+		scale *= scales.HeadNorm
+	}
 	return Data{Noise: &Noise{nameSeed(name) ^ r.Seed, float32(scale / laneSigma)}}, nil
 }
 
