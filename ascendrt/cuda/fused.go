@@ -30,6 +30,9 @@ var fusedSource = sync.OnceValue(func() []byte {
 	return all
 })
 
+// fusedOptions are more options of their compilation, which tests set.
+var fusedOptions []string
+
 // fused are the modules of the fused kernels: one per group, compiled when an
 // operation needs it.
 type fused struct {
@@ -52,7 +55,7 @@ func (d *device) fast(fn string, group ...string) (*kernel, error) {
 	if d.desc.cc < 90 || slices.Contains(use(libCUDA).absent, "cuLaunchKernelEx") {
 		return nil, invalid("plan "+fn, "fused operations need compute capability 9.0 and cuLaunchKernelEx", ascendrt.ErrUnsupported)
 	}
-	options := []string{"--std=c++17"}
+	options := append([]string{"--std=c++17"}, fusedOptions...)
 	for _, g := range group {
 		options = append(options, "-D"+g)
 	}

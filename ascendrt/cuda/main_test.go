@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -22,6 +23,7 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
+	fusedOptions = strings.Fields(os.Getenv("SLUICE_CUDA_OPTIONS")) // -DEVERY_LANE under racecheck
 	if os.Getenv("SLUICE_CUDA_EMU") != "" { // a child of a test: the parent chose
 		emulated = os.Getenv("SLUICE_CUDA_EMU") == "1"
 		return m.Run()

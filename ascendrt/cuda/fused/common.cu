@@ -81,6 +81,13 @@ __device__ __forceinline__ void bar_init(u64* b, int count) { asm volatile("mbar
 __device__ __forceinline__ void bar_arrive(u64* b) {
 	asm volatile("{\n.reg .b64 s;\nmbarrier.arrive.shared.b64 s, [%0];\n}" :: "r"(at_shared(b)) : "memory");
 }
+// Lanes of a warp that say that it has read a stage. One says it for all behind
+// __syncwarp, which racecheck does not follow: EVERY_LANE is for its sake.
+#ifdef EVERY_LANE
+constexpr int ARRIVALS = 32;
+#else
+constexpr int ARRIVALS = 1;
+#endif
 #if __CUDACC_VER_MAJOR__ >= 12
 __device__ __forceinline__ void bar_expect(u64* b, int bytes) {
 	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(at_shared(b)), "r"(bytes) : "memory");

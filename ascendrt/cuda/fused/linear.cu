@@ -19,7 +19,7 @@ __device__ __forceinline__ void linear(const u16* x, i64 xs, const u16* gain, co
 	const int rank = blockIdx.x % CL, stride = gridDim.x / CL, span = k / CL, chunks = span / KC, tiles = (m + OUT * 8 - 1) / (OUT * 8);
 	u16* ring = (u16*)pool;
 	if (threadIdx.x == 0) {
-		for (int i = 0; i < stages; i++) bar_init(full + i, 1), bar_init(empty + i, W);
+		for (int i = 0; i < stages; i++) bar_init(full + i, 1), bar_init(empty + i, W * ARRIVALS);
 		bars_ready();
 	}
 	__syncthreads();
@@ -125,7 +125,7 @@ __device__ __forceinline__ void linear(const u16* x, i64 xs, const u16* gain, co
 							}
 						}
 					__syncwarp();
-					if (lane == 0) bar_arrive(empty + slot);
+					if (lane < ARRIVALS) bar_arrive(empty + slot);
 					if (++slot == stages) slot = 0, round++;
 				}
 			}
