@@ -2,6 +2,7 @@ package connector
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/sluice-serving/sluice/kvcache"
 )
@@ -40,6 +41,10 @@ type Request struct {
 	Namespace kvcache.Namespace // only requests of equal namespaces share KV
 	SkipRead  bool              // the request reads no KV that another one computed
 }
+
+// DefaultLease is how long a prefiller keeps the KV of a finished prompt for
+// which nobody asks, unless it is told otherwise.
+const DefaultLease = 30 * time.Second
 
 // Route says where the KV of a request's prompt is expected to come from.
 type Route uint8

@@ -164,7 +164,7 @@ func (c Config) withDefaults() Config {
 		c.Backend = b
 	}
 	if c.MaxRetries == 0 {
-		c.MaxRetries = 3
+		c.MaxRetries = route.DefaultRounds
 	}
 	if c.MaxBody == 0 {
 		c.MaxBody = 32 << 20
@@ -189,7 +189,7 @@ func (c Config) withDefaults() Config {
 	def(&c.ScrapeEvery, time.Second)
 	def(&c.WatchEvery, time.Second)
 	def(&c.JoinInterval, 10*time.Second)
-	def(&c.RetryDelay, time.Millisecond)
+	def(&c.RetryDelay, route.DefaultRetryDelay)
 	def(&c.ConnectTimeout, 5*time.Second)
 	def(&c.PrefillTimeout, 10*time.Minute)
 	def(&c.FirstTimeout, 10*time.Minute)

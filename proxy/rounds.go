@@ -26,7 +26,7 @@ func (x *exchange) limitKey() string {
 func (x *exchange) rounds() {
 	var problem *openai.Error
 	for round := range x.p.cfg.MaxRetries {
-		if round > 0 && !x.pause(x.p.cfg.RetryDelay<<min(round-1, 10)) {
+		if round > 0 && !x.pause(route.RetryDelay(x.p.cfg.RetryDelay, round)) {
 			return
 		}
 		res, tried := x.round()

@@ -87,7 +87,7 @@ func (c SchedulerConfig) withDefaults() SchedulerConfig {
 // leaseTimes applies the defaults that both sides share.
 func leaseTimes(lease, hold time.Duration) (time.Duration, time.Duration) {
 	if lease == 0 {
-		lease = 30 * time.Second
+		lease = connector.DefaultLease
 	}
 	if hold == 0 {
 		hold = max(480*time.Second, lease)

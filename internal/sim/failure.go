@@ -11,13 +11,8 @@ import (
 	"github.com/sluice-serving/sluice/scheduler"
 )
 
-// What front door, engines and clients do about failures. The first two are the
-// defaults of the proxy, the third that of the transfers.
+// What clients do about failures. The front door does what route's defaults say.
 const (
-	maxRounds  = 3    // P/D rounds of one request
-	roundDelay = 1e-3 // seconds before the second one, twice that before the third
-	leaseTime  = 30   // seconds that a Prefiller keeps KV for which nobody asks
-
 	maxTries = 30 // times that a client asks for the same turn
 	maxPause = 8  // seconds: it waits 1, 2, 4, 8, 8, … in between
 )
@@ -167,11 +162,11 @@ func (c *Cluster) back(i int32) error {
 	default:
 		return fmt.Errorf("session %d turn %d: a failure for a turn that no engine has", tr.rec.Session, tr.rec.Turn)
 	}
-	if tr.rounds >= maxRounds {
+	if tr.rounds >= route.DefaultRounds {
 		c.tell(i, unfailed)
 		return nil
 	}
-	c.cal.push(c.now+Seconds(roundDelay)<<(tr.rounds-1), eventRound, i, 0, 0)
+	c.cal.push(c.now+Time(route.RetryDelay(route.DefaultRetryDelay, tr.rounds)), eventRound, i, 0, 0)
 	return nil
 }
 
@@ -179,7 +174,7 @@ func (c *Cluster) back(i int32) error {
 // turn's KV, when its lease has run out.
 func (c *Cluster) letGo(tr *turn) {
 	if tr.kv.from >= 0 && !(tr.asked != nil && tr.asked.used) {
-		c.cal.push(c.now+Seconds(leaseTime), eventSent, tr.kv.from, int32(tr.kv.life), uint64(tr.kv.id))
+		c.cal.push(c.now+Time(connector.DefaultLease), eventSent, tr.kv.from, int32(tr.kv.life), uint64(tr.kv.id))
 	}
 }
 
