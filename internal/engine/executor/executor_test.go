@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-serving/sluice/graphs"
 	"github.com/sluice-serving/sluice/internal/engine/model"
 	"github.com/sluice-serving/sluice/internal/engine/tokenizer"
+	"github.com/sluice-serving/sluice/internal/testkit/device"
 	"github.com/sluice-serving/sluice/internal/testkit/identity"
 	"github.com/sluice-serving/sluice/kvcache"
 	"github.com/sluice-serving/sluice/scheduler"
@@ -23,6 +24,7 @@ import (
 // TestMain points the process at the emulated Ascend runtime before anything asks for one.
 func TestMain(m *testing.M) {
 	noAscend = emulated.Use()
+	device.Prepare()
 	goleak.VerifyTestMain(m)
 }
 

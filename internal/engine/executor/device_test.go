@@ -1,0 +1,223 @@
+package executor
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/host"
+	"github.com/sluice-serving/sluice/graphs"
+	"github.com/sluice-serving/sluice/internal/engine/model"
+	"github.com/sluice-serving/sluice/internal/testkit/device"
+	"github.com/sluice-serving/sluice/internal/testkit/identity"
+	"github.com/sluice-serving/sluice/scheduler"
+)
+
+var allModes = []graphs.ModeConfig{graphs.ModeNone, graphs.ModeFullDecodeOnly, graphs.ModePiecewise, graphs.ModeFullAndPiecewise, graphs.ModeFull}
+
+// deviceConfig fits every device.
+func deviceConfig(c model.Config, typ ascendrt.DType, mode graphs.ModeConfig, tokens, inFlight int) Config {
+	return Config{
+		Model: c, Type: typ, Blocks: 40, BlockSize: 128, MaxSeqs: 6, MaxTokens: tokens, MaxLen: 256, InFlight: inFlight,
+		Graphs: graphs.Config{Mode: mode, MaxNumSeqs: 6, MaxNumBatchedTokens: tokens},
+	}
+}
+
+// storages are the types that a device has.
+func storages(t *testing.T, d device.Chosen) []ascendrt.DType {
+	dev := d.Open(t)
+	defer dev.Close(t.Context())
+	if dev.Caps().Backend == "ascend" {
+		return []ascendrt.DType{ascendrt.BFloat16}
+	}
+	return []ascendrt.DType{ascendrt.Float32, ascendrt.BFloat16}
+}
+
+func onHost(t *testing.T) ascendrt.Device {
+	dev, err := host.Backend{}.Open(0, ascendrt.OpenOptions{Workers: 1})
+	require.NoError(t, err)
+	return dev
+}
+
+// spoil overwrites a block of every request once, in its first step that reads one.
+func (r *rig) spoil() func(*scheduler.Plan) {
+	done := map[scheduler.RequestID]bool{}
+	return func(p *scheduler.Plan) {
+		for i, id := range p.Requests {
+			if p.Kinds[i] == scheduler.RowRunning && !done[id] {
+				done[id] = true
+				require.NoError(r.t, r.exec.Noise(r.t.Context(), r.exec.Blocks(id)[0], uint64(i)))
+			}
+		}
+	}
+}
+
+// With named operations a device answers token by token as the host does, in every
+// mode, however steps are cut, with one step in flight and two.
+func TestExactAnswersOnDevice(t *testing.T) {
+	d := device.Choose(t)
+	if !d.Same {
+		t.Skip("this device sums in an order of its own")
+	}
+	questions, n, sizes, modes := prompts(), 24, []int{16, 256}, allModes
+	if !d.Real {
+		questions, n, sizes, modes = questions[1:5], 6, []int{48}, []graphs.ModeConfig{graphs.ModeNone, graphs.ModeFullAndPiecewise}
+	}
+	for _, typ := range storages(t, d) {
+		want := rigOn(t, onHost(t), deviceConfig(model.Builtin(), typ, graphs.ModeNone, 256, 1)).generate(questions, n, nil)
+		for _, mode := range modes {
+			for i, tokens := range sizes {
+				t.Run(fmt.Sprintf("%v/%v/%d", typ, mode, tokens), func(t *testing.T) {
+					r := rigOn(t, d.Open(t), deviceConfig(model.Builtin(), typ, mode, tokens, 1+i%2))
+					if r.exec.ops.fused != nil {
+						t.Skip("fused operations sum in an order of their own: see TestFusedAnswersOnDevice")
+					}
+					require.Equal(t, want, r.generate(questions, n, nil))
+					require.Equal(t, mode != graphs.ModeNone, r.exec.Graphs() > 0)
+				})
+			}
+		}
+		t.Run(typ.String()+"/control", func(t *testing.T) {
+			r := rigOn(t, d.Open(t), deviceConfig(model.Builtin(), typ, graphs.ModeFullDecodeOnly, 64, 1))
+			identity.Control(t, answers(want), answers(r.generate(questions, n, r.spoil())))
+		})
+	}
+}
+
+// fusedShape is of Qwen3's kind, wide enough that all fused kernels run, and with
+// weights that do not amplify rounding as the built-in model's do.
+func fusedShape() (model.Config, model.Weights) {
+	c := model.Config{
+		Name: "wide", Vocab: 512, Hidden: 512, Layers: 3, Heads: 4, KVHeads: 2, HeadDim: 128, FFN: 1024,
+		RopeTheta: 1e4, NormEps: 1e-6, MaxPositions: 4096, HeadNorm: true, Tied: true,
+	}
+	s := model.Scales{Embed: 0.5, Mute: 1, HeadNorm: 1.5, Value: 1, Out: 2, Up: 1, Down: 1}
+	return c, model.Generate(c, s, 1, func(int) bool { return true })
+}
+
+// trace is what one request was answered, and the logits behind each token.
+type trace struct {
+	tokens []int
+	logits [][]float32
+}
+
+// follow answers prompts together, one step at a time.
+func (r *rig) follow(prompts [][]int, n int, before func(*scheduler.Plan)) []trace {
+	r.t.Helper()
+	out := make([]trace, len(prompts))
+	order := map[scheduler.RequestID]int{}
+	for i, p := range prompts {
+		ids := make([]scheduler.Token, len(p))
+		for j, v := range p {
+			ids[j] = scheduler.Token(v)
+		}
+		id, err := r.sched.Add(scheduler.Request{ID: fmt.Sprint(i), Prompt: ids, MaxTokens: n})
+		require.NoError(r.t, err)
+		order[id] = i
+	}
+	for r.sched.HasWork() {
+		p := r.sched.Plan(0)
+		if before != nil {
+			before(p)
+		}
+		step, err := r.exec.Submit(r.t.Context(), p)
+		require.NoError(r.t, err)
+		tokens, err := step.Wait(r.t.Context(), nil)
+		require.NoError(r.t, err)
+		next := 0
+		for i, id := range p.Requests {
+			if p.Samples[i] == 0 {
+				continue
+			}
+			logits, err := r.exec.Logits(r.t.Context(), i)
+			require.NoError(r.t, err)
+			require.Equal(r.t, model.Argmax(logits), int(tokens[next]), "the token is the most likely one of its own logits")
+			x := &out[order[id]]
+			x.tokens, x.logits = append(x.tokens, int(tokens[next])), append(x.logits, logits)
+			next++
+		}
+		_, err = r.sched.Apply(p, scheduler.Result{Tokens: tokens})
+		require.NoError(r.t, err)
+	}
+	return out
+}
+
+// fusedApart is how far the logits of two ways to compute in bfloat16 may be from
+// each other, relatively: each may be half of it from binary32.
+const fusedApart = 4e-2
+
+// far is the largest relative distance of two answers' logits up to the first
+// token in which they differ, behind which they are answers to other questions.
+func far(want, got trace) (worst float64, same int) {
+	for i := range want.tokens {
+		var d, n float64
+		for j, w := range want.logits[i] {
+			e := float64(got.logits[i][j] - w)
+			d, n = d+e*e, n+float64(w)*float64(w)
+		}
+		worst = max(worst, math.Sqrt(d/n))
+		if math.IsNaN(d) {
+			return math.Inf(1), i
+		}
+		if want.tokens[i] != got.tokens[i] {
+			return worst, i
+		}
+	}
+	return worst, len(want.tokens)
+}
+
+// With fused operations two ways to serve a request agree within rounding: in every
+// mode, however steps are cut, and with the host's bfloat16. Wrong keys and values
+// are further off.
+func TestFusedAnswersOnDevice(t *testing.T) {
+	d := device.Choose(t)
+	c, w := fusedShape()
+	questions, n, sizes, modes := prompts(), 24, []int{16, 64}, allModes
+	if !d.Real {
+		questions, n, sizes, modes = questions[1:4], 4, []int{16}, []graphs.ModeConfig{graphs.ModeFull}
+	}
+	run := func(t *testing.T, dev ascendrt.Device, mode graphs.ModeConfig, tokens int, spoil bool) ([]trace, bool) {
+		r := rigOf(t, dev, deviceConfig(c, ascendrt.BFloat16, mode, tokens, 1), w)
+		var before func(*scheduler.Plan)
+		if spoil {
+			before = r.spoil()
+		}
+		return r.follow(questions, n, before), r.exec.ops.fused != nil
+	}
+	byHost, _ := run(t, onHost(t), graphs.ModeNone, 256, false)
+	want, fused := run(t, d.Open(t), graphs.ModeNone, 256, false)
+	near := func(t *testing.T, a, b []trace) {
+		worst, same, total := 0.0, 0, 0
+		for i := range a {
+			far, n := far(a[i], b[i])
+			worst, same, total = max(worst, far), same+n, total+len(a[i].tokens)
+			require.LessOrEqual(t, far, fusedApart, "answer %d", i)
+		}
+		t.Logf("at most %.2g apart, %d of %d tokens up to the first other one", worst, same, total)
+		if !fused && d.Same {
+			require.Zero(t, worst, "named operations give the same bits")
+		}
+	}
+	t.Run("host", func(t *testing.T) { near(t, byHost, want) })
+	for _, mode := range modes {
+		for _, tokens := range sizes {
+			t.Run(fmt.Sprintf("%v/%d", mode, tokens), func(t *testing.T) {
+				got, _ := run(t, d.Open(t), mode, tokens, false)
+				near(t, want, got)
+			})
+		}
+	}
+	t.Run("control", func(t *testing.T) {
+		noisy, _ := run(t, d.Open(t), graphs.ModeFullDecodeOnly, 256, true)
+		seen := 0
+		for i := range want {
+			if worst, _ := far(want[i], noisy[i]); worst > 2*fusedApart {
+				seen++
+			}
+		}
+		require.GreaterOrEqual(t, float64(seen), identity.MinChanged*float64(len(want)), "wrong keys and values are seen")
+	})
+}
