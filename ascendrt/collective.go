@@ -1,11 +1,12 @@
 package ascendrt
 
 // Collectives is implemented by a Device that can talk to its peers (NCCL on
-// CUDA, HCCL on Ascend).
+// CUDA, HCCL on Ascend, memory between devices of one process on the host).
 type Collectives interface {
 	// UniqueID makes the token by which the ranks of one communicator find each other.
 	UniqueID() ([]byte, error)
-	// NewCommunicator joins; it blocks until all size ranks have called it.
+	// NewCommunicator joins; it blocks until all size ranks have called it. On the
+	// host it also ends when this device is lost or closed, and for the others too.
 	NewCommunicator(id []byte, rank, size int) (Communicator, error)
 }
 

@@ -35,6 +35,22 @@ func Several(t *testing.T, b ascendrt.Backend) {
 	t.Run("collectives", func(t *testing.T) { collectives(t, ds, ss) })
 }
 
+// Collectives checks sum, gather and exchange between devices that a backend
+// has opened for it; it leaves them open.
+func Collectives(t *testing.T, ds []ascendrt.Device) {
+	var ss []ascendrt.Stream
+	for _, d := range ds {
+		s, err := d.NewStream(ascendrt.StreamOptions{})
+		require.NoError(t, err)
+		ss = append(ss, s)
+	}
+	collectives(t, ds, ss)
+	for i, d := range ds {
+		require.NoError(t, ss[i].Close())
+		require.Zero(t, d.Live(), "handles left")
+	}
+}
+
 func peerCopy(t *testing.T, ds []ascendrt.Device, ss []ascendrt.Stream) {
 	k, err := ds[0].PeerAccess(ds[1])
 	require.NoError(t, err)
@@ -79,7 +95,7 @@ func collectives(t *testing.T, ds []ascendrt.Device, ss []ascendrt.Stream) {
 	}
 	id, err := ds[0].(ascendrt.Collectives).UniqueID()
 	require.NoError(t, err)
-	_, err = ds[0].(ascendrt.Collectives).NewCommunicator(id[:8], 0, 2)
+	_, err = ds[0].(ascendrt.Collectives).NewCommunicator(id[:8], 0, len(ds))
 	require.ErrorIs(t, err, ascendrt.ErrInvalid)
 	errs := make([]error, len(ds))
 	var wg sync.WaitGroup

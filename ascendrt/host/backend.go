@@ -62,7 +62,7 @@ func (Backend) Open(ordinal int, o ascendrt.OpenOptions) (ascendrt.Device, error
 	if err != nil {
 		return nil, invalid("open", err.Error(), ascendrt.ErrInvalid)
 	}
-	d := &device{faults: f, info: info(), abandoned: make(chan struct{})}
+	d := &device{faults: f, info: info(), closing: make(chan struct{}), abandoned: make(chan struct{})}
 	d.Core.Init(name, o)
 	if o.MemoryBytes != 0 {
 		d.info.TotalMemory = o.MemoryBytes

@@ -17,6 +17,7 @@ type node struct {
 	stream *stream              // stream switch, wait for a point
 	seq    uint64
 	graph  *graphState
+	member *communicator // of an operation between ranks
 
 	op     *opState // what Graph.Update needs to bind the command again
 	args   []ascendrt.Tensor
@@ -124,6 +125,10 @@ func (d *device) decode(r ascendrt.Record, slots base.Slots) (*node, error) {
 		if x.graph, err = base.Handle[*graphState](&d.Core, r.A[0], "graph"); err != nil {
 			return nil, err
 		}
+	case ascendrt.KindReduce, ascendrt.KindGatherAll, ascendrt.KindAllToAll:
+		if err := d.collective(x, r); err != nil {
+			return nil, err
+		}
 	default:
 		return nil, fmt.Errorf("the host backend has no such command: %w", ascendrt.ErrUnsupported)
 	}
@@ -180,6 +185,9 @@ func (x *node) items(q []item) []item {
 		return append(q, item{other: x.stream, seq: x.seq})
 	case ascendrt.KindGraph:
 		return x.graph.launch(q)
+	}
+	if x.member != nil {
+		x.member.submit()
 	}
 	return append(q, item{run: x.run, index: x.index, what: x.what})
 }

@@ -21,9 +21,13 @@ type device struct {
 	devBytes  int
 	hostBytes int
 	live      struct{ buffers, hostBuffers int } // under mem
+	ids       []string                           // of groups that this device has named, under mem
+
+	members sync.WaitGroup // watches of communicators
 
 	closeOnce sync.Once
 	closeErr  error
+	closing   chan struct{} // closed when Close begins
 	abandoned chan struct{} // closed when Close gives up waiting
 }
 
@@ -49,7 +53,7 @@ func (d *device) Info() ascendrt.Info { return d.info }
 func (d *device) Caps() ascendrt.Caps {
 	return ascendrt.Caps{
 		Backend: name, Align: align, Graphs: true, GraphUpdate: ascendrt.UpdateReplay, DeviceSignal: true,
-		SyncTimeout: true, BatchCopy: true, PeerCopy: false, DeterministicReduce: true,
+		SyncTimeout: true, BatchCopy: true, PeerCopy: false, Collectives: true, DeterministicReduce: true,
 	}
 }
 
@@ -87,6 +91,10 @@ func (d *device) Health() error { return d.Alive() }
 func (d *device) Close(ctx context.Context) error {
 	d.closeOnce.Do(func() {
 		d.Shut()
+		d.mem.Lock()
+		close(d.closing) // no watch begins from here on
+		d.mem.Unlock()
+		d.endGroups()
 		streams := d.streams.All()
 		for _, s := range streams {
 			s.endQueue()
@@ -102,6 +110,7 @@ func (d *device) Close(ctx context.Context) error {
 		for _, s := range streams {
 			<-s.ended
 		}
+		d.members.Wait()
 		d.pool.close()
 		d.streams.End()
 		d.Forget()
