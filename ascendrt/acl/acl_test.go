@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base/basetest"
 )
 
 // open gives a device and a stream that end with the test.
@@ -296,4 +297,9 @@ func TestSubmitAllocatesNothing(t *testing.T) {
 		p, _, _ := s.Submit(&c)
 		_ = p.Wait(context.Background())
 	}))
+}
+
+func TestCloseFindsAStreamBeingOpened(t *testing.T) {
+	d := openDevice(t, ascendrt.OpenOptions{})
+	basetest.StreamBeingOpened(t, d, &d.(*device).Core, func(s ascendrt.Stream) bool { return s.(*stream).freed })
 }

@@ -162,9 +162,11 @@ func (d *device) giveBack(streams []*stream) error {
 		s.free()
 	}
 	d.EndImports()
+	d.masking.Lock()
 	if d.mask != 0 {
 		d.driverFree(d.mask)
 	}
+	d.masking.Unlock()
 	d.pinned.Close()
 	d.shared.Close()
 	d.device.Close()
@@ -178,6 +180,9 @@ func (d *device) attentionMask() (uint64, error) {
 	defer d.masking.Unlock()
 	if d.mask != 0 {
 		return d.mask, nil
+	}
+	if err := d.Alive(); err != nil { // a Close that comes later waits for the lock
+		return 0, err
 	}
 	p, err := d.driverAlloc(maskSide*maskSide + tailPad)
 	if err != nil {

@@ -83,9 +83,10 @@ type event struct {
 var _ ascendrt.Event = (*event)(nil)
 
 func (d *device) NewEvent(k ascendrt.EventKind) (ascendrt.Event, error) {
-	if err := d.Alive(); err != nil {
+	if err := d.Enter(); err != nil {
 		return nil, err
 	}
+	defer d.Leave()
 	var flags uint32
 	switch k {
 	case ascendrt.EventOrder:
@@ -117,15 +118,14 @@ func (e *event) Ref() ascendrt.Ref { return e.ref }
 
 // hold keeps the event's handle alive until release is called.
 func (e *event) hold() (release func(), err error) {
-	if err := e.d.Alive(); err != nil {
+	if err := e.d.Enter(); err != nil {
 		return nil, err
 	}
-	e.d.Life.RLock()
 	if _, ok := lookupEvent(e.d, e.ref); !ok {
-		e.d.Life.RUnlock()
+		e.d.Leave()
 		return nil, invalid("event", "closed before", ascendrt.ErrClosed)
 	}
-	return e.d.Life.RUnlock, nil
+	return e.d.Leave, nil
 }
 
 func (e *event) Done() (bool, error) {
@@ -160,16 +160,12 @@ func (e *event) Elapsed(since ascendrt.Event) (time.Duration, error) {
 }
 
 func (e *event) Close() error {
-	if e.d.Closed() {
-		e.cleanup.Stop()
-		return nil
-	}
 	e.d.Life.Lock()
 	defer e.d.Life.Unlock()
-	if !e.d.Refs.Remove(e.ref) {
+	e.cleanup.Stop()
+	if e.d.Closed() || !e.d.Refs.Remove(e.ref) {
 		return nil
 	}
-	e.cleanup.Stop()
 	e.d.Give(base.Events)
 	e.state.close(e.d)
 	return nil

@@ -117,15 +117,14 @@ func (t *translator) launch(g *graphState) error {
 }
 
 func (d *device) Capture(st ascendrt.Stream, c *ascendrt.Commands, o ascendrt.CaptureOptions) (ascendrt.Graph, error) {
-	if err := d.Alive(); err != nil {
+	if err := d.Enter(); err != nil {
 		return nil, err
 	}
+	defer d.Leave()
 	s, ok := st.(*stream)
 	if !ok || s.d != d {
 		return nil, invalid("capture", "the stream is of another device", ascendrt.ErrInvalid)
 	}
-	d.Life.RLock()
-	defer d.Life.RUnlock()
 	if _, ok := handles.Lookup[*stream](&d.Refs, s.ref); !ok {
 		return nil, invalid("capture", "the stream was closed before", ascendrt.ErrClosed)
 	}
@@ -274,11 +273,10 @@ func (g *graph) Info() ascendrt.GraphInfo {
 // to find out what is wrong.
 func (g *graph) Update(u []ascendrt.Slot) error {
 	d, s := g.d, g.state
-	if err := d.Alive(); err != nil {
+	if err := d.Enter(); err != nil {
 		return err
 	}
-	d.Life.RLock()
-	defer d.Life.RUnlock()
+	defer d.Leave()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {

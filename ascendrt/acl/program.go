@@ -29,9 +29,10 @@ var (
 
 // LoadProgram takes "ascend-elf" alone: this runtime compiles no source.
 func (d *device) LoadProgram(p ascendrt.Program) (ascendrt.Module, error) {
-	if err := d.Alive(); err != nil {
+	if err := d.Enter(); err != nil {
 		return nil, err
 	}
+	defer d.Leave()
 	if p.Kind != "ascend-elf" || !d.Caps().RawKernels {
 		return nil, invalid("load "+p.Name, "programs of kind "+p.Kind+" are not taken: this runtime loads kernels compiled for its chip (ascend-elf), from CANN 8.5 on", ascendrt.ErrUnsupported)
 	}
@@ -50,11 +51,11 @@ func (d *device) LoadProgram(p ascendrt.Program) (ascendrt.Module, error) {
 
 func (m *module) Kernel(fn string) (ascendrt.Kernel, error) {
 	d := m.d
+	d.Life.Lock()
+	defer d.Life.Unlock()
 	if err := d.Alive(); err != nil {
 		return nil, err
 	}
-	d.Life.Lock()
-	defer d.Life.Unlock()
 	if m.raw == nil {
 		return nil, invalid("kernel "+fn, "the module was closed before", ascendrt.ErrClosed)
 	}
@@ -80,12 +81,9 @@ func (k *kernel) Ref() ascendrt.Ref { return k.ref }
 
 func (m *module) Close() error {
 	d := m.d
-	if d.Closed() {
-		return nil
-	}
 	d.Life.Lock()
 	defer d.Life.Unlock()
-	if !d.Refs.Remove(m.ref) {
+	if d.Closed() || !d.Refs.Remove(m.ref) {
 		return nil
 	}
 	for _, r := range m.refs {

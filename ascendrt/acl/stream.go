@@ -31,9 +31,8 @@ type stream struct {
 	raw streamPtr
 	ref ascendrt.Ref
 
-	submit  sync.Mutex // held over a submission: buffers never interleave
-	stopped bool       // under submit
-	counted bool
+	submit  sync.Mutex    // held over a submission: buffers never interleave
+	stopped bool          // under submit
 	seq     atomic.Uint64 // submitted
 	done    atomic.Uint64 // known to have passed
 
@@ -47,9 +46,10 @@ type stream struct {
 var _ ascendrt.Stream = (*stream)(nil)
 
 func (d *device) NewStream(ascendrt.StreamOptions) (ascendrt.Stream, error) {
-	if err := d.Alive(); err != nil {
+	if err := d.Enter(); err != nil {
 		return nil, err
 	}
+	defer d.Leave()
 	if err := d.Take(base.Streams); err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func (d *device) NewStream(ascendrt.StreamOptions) (ascendrt.Stream, error) {
 		d.Give(base.Streams)
 		return nil, err
 	}
-	s := &stream{d: d, raw: raw, counted: true}
+	s := &stream{d: d, raw: raw}
 	s.ref = d.Refs.Add(s)
 	d.streams.Add(s)
 	return s, nil
@@ -70,11 +70,10 @@ func (s *stream) Ref() ascendrt.Ref { return s.ref }
 // of all streams and graphs it uses, in the order of their refs.
 func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 	d := s.d
-	if err := d.Alive(); err != nil {
+	if err := d.Enter(); err != nil {
 		return ascendrt.Point{}, 0, err
 	}
-	d.Life.RLock()
-	defer d.Life.RUnlock()
+	defer d.Leave()
 	t := translators.Get().(*translator)
 	defer translators.Put(t)
 	t.reset(d, s, submitting)
@@ -278,18 +277,18 @@ func (s *stream) Close() error {
 	}
 	d := s.d
 	err := s.Wait(context.Background(), s.Stop())
-	d.streams.Drop(s)
-	d.Give(base.Streams)
-	if err != nil {
-		return err
-	}
 	d.Reap()
 	d.Life.Lock()
 	defer d.Life.Unlock()
-	if !d.Closed() {
+	if d.Closed() { // its Close has the stream
+		return err
+	}
+	d.streams.Drop(s)
+	d.Give(base.Streams)
+	if err == nil {
 		s.free()
 	}
-	return nil
+	return err
 }
 
 // free gives the runtime's stream and events back; the stream is idle.

@@ -169,3 +169,83 @@ func captureLoop(d ascendrt.Device, op ascendrt.Op, rounds, g int) error {
 	}
 	return s.Close()
 }
+
+// Handles are opened, used and closed by several goroutines while the device
+// closes: each works or says that the device is closed, and none is left.
+func testOpenWhileClosing(t *testing.T, s Suite) {
+	const goroutines, times = 4, 8
+	for range times {
+		d := s.Open(t, ascendrt.OpenOptions{})
+		errs := make(chan error, goroutines)
+		opened := make(chan struct{}, goroutines)
+		for range goroutines {
+			go func() {
+				for first := true; ; first = false {
+					if err := openAll(d); err != nil {
+						errs <- err
+						return
+					}
+					if first {
+						opened <- struct{}{}
+					}
+				}
+			}()
+		}
+		for range goroutines {
+			<-opened
+		}
+		require.NoError(t, d.Close(context.Background()))
+		for range goroutines {
+			require.ErrorIs(t, <-errs, ascendrt.ErrClosed)
+		}
+		l := d.Live()
+		l.Leaked = 0 // those that a goroutine dropped when it saw the end
+		require.Zero(t, l, "handles left")
+	}
+}
+
+// openAll opens a handle of each kind and closes every other one.
+func openAll(d ascendrt.Device) error {
+	for i := range 2 {
+		s, err := d.NewStream(ascendrt.StreamOptions{})
+		if err != nil {
+			return err
+		}
+		e, err := d.NewEvent(ascendrt.EventOrder)
+		if err != nil {
+			return err
+		}
+		x, err := d.Alloc(64, ascendrt.PlaceDefault)
+		if err != nil {
+			return err
+		}
+		h, err := d.AllocHost(64)
+		if err != nil {
+			return err
+		}
+		var c ascendrt.Commands
+		c.Fill(x.View(), 1)
+		c.Record(e)
+		g, err := d.Capture(s, &c, ascendrt.CaptureOptions{})
+		if err != nil {
+			return err
+		}
+		c.Reset()
+		c.Graph(g)
+		p, _, err := s.Submit(&c)
+		if err != nil {
+			return err
+		}
+		if i == 0 {
+			continue // left to the device
+		}
+		for _, end := range []func() error{
+			g.Close, func() error { return x.FreeAfter(p) }, func() error { return h.FreeAfter(p) }, e.Close, s.Close,
+		} {
+			if err := end(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

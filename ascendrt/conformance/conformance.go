@@ -76,6 +76,7 @@ func Run(t *testing.T, s Suite) {
 		{"many goroutines", testManyGoroutines},
 		{"lost device", testLost},
 		{"close", testClose},
+		{"open while closing", testOpenWhileClosing},
 		{"dropped handles are reported", testDropped},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.run(t, s) })

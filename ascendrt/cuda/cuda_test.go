@@ -18,6 +18,7 @@ import (
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/conformance"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base/basetest"
 )
 
 func openDevice(t *testing.T, o ascendrt.OpenOptions) ascendrt.Device {
@@ -456,3 +457,8 @@ func TestFreeMatmul(t *testing.T) {
 }
 
 func TestSeveralDevices(t *testing.T) { conformance.Several(t, Backend{}) }
+
+func TestCloseFindsAStreamBeingOpened(t *testing.T) {
+	d := openDevice(t, ascendrt.OpenOptions{})
+	basetest.StreamBeingOpened(t, d, &d.(*device).Core, func(s ascendrt.Stream) bool { return s.(*stream).freed })
+}

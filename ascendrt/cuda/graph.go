@@ -62,15 +62,14 @@ func (g *graphState) launched(p ascendrt.Point) {
 }
 
 func (d *device) Capture(st ascendrt.Stream, c *ascendrt.Commands, o ascendrt.CaptureOptions) (ascendrt.Graph, error) {
-	if err := d.Alive(); err != nil {
+	if err := d.Enter(); err != nil {
 		return nil, err
 	}
+	defer d.Leave()
 	s, ok := st.(*stream)
 	if !ok || s.d != d {
 		return nil, invalid("capture", "the stream is of another device", ascendrt.ErrInvalid)
 	}
-	d.Life.RLock()
-	defer d.Life.RUnlock()
 	if _, ok := handles.Lookup[*stream](&d.Refs, s.ref); !ok {
 		return nil, invalid("capture", "the stream was closed before", ascendrt.ErrClosed)
 	}
@@ -180,11 +179,10 @@ func (g *graph) Info() ascendrt.GraphInfo {
 // node. The driver applies them to later launches only.
 func (g *graph) Update(u []ascendrt.Slot) error {
 	d, s := g.d, g.state
-	if err := d.Alive(); err != nil {
+	if err := d.Enter(); err != nil {
 		return err
 	}
-	d.Life.RLock()
-	defer d.Life.RUnlock()
+	defer d.Leave()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {

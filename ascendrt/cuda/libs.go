@@ -77,6 +77,9 @@ func (b *blas) get(d *device) (C.sl_lt, error) {
 	if b.handle != nil {
 		return b.handle, nil
 	}
+	if err := d.Alive(); err != nil { // a Close that comes later waits for the lock
+		return nil, err
+	}
 	if l := use(libCUBLASLt); !l.ok {
 		return nil, unready("matmul with SumFree", libCUBLASLt, l.problem+": "+advice(libCUBLASLt))
 	}

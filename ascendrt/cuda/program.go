@@ -40,11 +40,10 @@ func (k *kernel) Ref() ascendrt.Ref { return k.ref }
 
 // SetMaxSharedBytes allows launches with up to n bytes of dynamic shared memory.
 func (k *kernel) SetMaxSharedBytes(n int) error {
-	if err := k.d.Alive(); err != nil {
+	if err := k.d.Enter(); err != nil {
 		return err
 	}
-	k.d.Life.RLock()
-	defer k.d.Life.RUnlock()
+	defer k.d.Leave()
 	if _, ok := handles.Lookup[*kernel](&k.d.Refs, k.ref); !ok {
 		return invalid("kernel", "its module was closed before", ascendrt.ErrClosed)
 	}
@@ -87,6 +86,9 @@ func (s *kernels) load(d *device, p ascendrt.Program, fn string) (*kernel, error
 	if s.module == nil {
 		cubin, err := d.compile(p)
 		if err != nil {
+			return nil, err
+		}
+		if err := d.Alive(); err != nil { // a Close that comes later waits for the lock
 			return nil, err
 		}
 		if s.module, err = d.moduleLoad(cubin); err != nil {
@@ -143,6 +145,10 @@ func (d *device) LoadProgram(p ascendrt.Program) (ascendrt.Module, error) {
 	case len(p.Data) < 64 || string(p.Data[:4]) != "\x7fELF":
 		return nil, invalid("load program", p.Name+" is no cubin", ascendrt.ErrInvalid)
 	}
+	if err := d.Enter(); err != nil {
+		return nil, err
+	}
+	defer d.Leave()
 	raw, err := d.moduleLoad(image)
 	if err != nil {
 		return nil, err
@@ -156,11 +162,10 @@ func (d *device) LoadProgram(p ascendrt.Program) (ascendrt.Module, error) {
 
 func (m *module) Kernel(fn string) (ascendrt.Kernel, error) {
 	d := m.d
-	if err := d.Alive(); err != nil {
+	if err := d.Enter(); err != nil {
 		return nil, err
 	}
-	d.Life.RLock()
-	defer d.Life.RUnlock()
+	defer d.Leave()
 	if _, ok := handles.Lookup[modulePtr](&d.Refs, m.ref); !ok {
 		return nil, invalid("kernel", "the module was closed before", ascendrt.ErrClosed)
 	}

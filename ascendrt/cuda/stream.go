@@ -38,9 +38,10 @@ type stream struct {
 var _ ascendrt.Stream = (*stream)(nil)
 
 func (d *device) NewStream(o ascendrt.StreamOptions) (ascendrt.Stream, error) {
-	if err := d.Alive(); err != nil {
+	if err := d.Enter(); err != nil {
 		return nil, err
 	}
+	defer d.Leave()
 	if err := d.Take(base.Streams); err != nil {
 		return nil, err
 	}
@@ -75,11 +76,10 @@ func (s *stream) Ref() ascendrt.Ref { return s.ref }
 // of all streams it uses, in the order of their refs.
 func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 	d := s.d
-	if err := d.Alive(); err != nil {
+	if err := d.Enter(); err != nil {
 		return ascendrt.Point{}, 0, err
 	}
-	d.Life.RLock()
-	defer d.Life.RUnlock()
+	defer d.Leave()
 	t := translators.Get().(*translator)
 	defer translators.Put(t)
 	t.reset(d, s, submitting)
@@ -235,20 +235,19 @@ func (s *stream) end() {
 func (s *stream) finish() error {
 	d := s.d
 	err := s.Wait(context.Background(), s.Stop())
+	d.Reap()
+	d.Life.Lock()
+	defer d.Life.Unlock()
+	if d.Closed() { // its Close has the stream
+		return err
+	}
 	d.streams.Drop(s)
 	if s.counted {
 		d.Give(base.Streams)
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		s.freed = true
+		d.streamFree(s.raw)
 	}
-	d.Reap()
-	d.Life.Lock()
-	defer d.Life.Unlock()
-	if d.Closed() {
-		return nil
-	}
-	s.freed = true
-	d.streamFree(s.raw)
-	return nil
+	return err
 }

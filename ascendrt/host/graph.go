@@ -36,18 +36,19 @@ var _ ascendrt.Graph = (*graph)(nil)
 // Capture compiles the buffer into a graph. The order of the buffer is one
 // that its events allow, so a launch runs all branches on one stream.
 func (d *device) Capture(s ascendrt.Stream, c *ascendrt.Commands, o ascendrt.CaptureOptions) (ascendrt.Graph, error) {
-	if err := d.Alive(); err != nil {
+	if err := d.inject("capture"); err != nil {
 		return nil, err
 	}
+	if err := d.Enter(); err != nil {
+		return nil, err
+	}
+	defer d.Leave()
 	own, ok := s.(*stream)
 	if !ok || own.d != d {
 		return nil, invalid("capture", "the stream is of another device", ascendrt.ErrInvalid)
 	}
 	if _, ok := handles.Lookup[*stream](&d.Refs, own.ref); !ok {
 		return nil, invalid("capture", "the stream was closed before", ascendrt.ErrClosed)
-	}
-	if err := d.inject("capture"); err != nil {
-		return nil, err
 	}
 	external := func(ref ascendrt.Ref) bool {
 		e, ok := handles.Lookup[*eventState](&d.Refs, ref)
@@ -86,7 +87,7 @@ func (d *device) Capture(s ascendrt.Stream, c *ascendrt.Commands, o ascendrt.Cap
 	if err := d.Take(base.Graphs); err != nil {
 		return nil, err
 	}
-	if err := d.claim(g.nodes); err != nil {
+	if err := claim(g.nodes); err != nil {
 		d.Give(base.Graphs)
 		return nil, err
 	}
@@ -96,10 +97,9 @@ func (d *device) Capture(s ascendrt.Stream, c *ascendrt.Commands, o ascendrt.Cap
 	return h, nil
 }
 
-// claim pins the memory of the nodes; all or nothing.
-func (d *device) claim(nodes []*node) error {
-	d.Life.Lock()
-	defer d.Life.Unlock()
+// claim pins the memory of the nodes; all or nothing. The caller has entered the
+// device, so that nothing is freed meanwhile.
+func claim(nodes []*node) error {
 	for _, x := range nodes {
 		for _, a := range x.allocs {
 			if a.dead.Load() {
@@ -115,9 +115,7 @@ func (d *device) claim(nodes []*node) error {
 	return nil
 }
 
-func (d *device) unclaim(nodes []*node) {
-	d.Life.Lock()
-	defer d.Life.Unlock()
+func unclaim(nodes []*node) {
 	for _, x := range nodes {
 		for _, a := range x.allocs {
 			a.graphs.Add(-1)
@@ -148,9 +146,10 @@ func (g *graph) Info() ascendrt.GraphInfo {
 }
 
 func (g *graph) Update(u []ascendrt.Slot) error {
-	if err := g.d.Alive(); err != nil {
+	if err := g.d.Enter(); err != nil {
 		return err
 	}
+	defer g.d.Leave()
 	s := g.state
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -180,10 +179,10 @@ func (g *graph) Update(u []ascendrt.Slot) error {
 		}
 		before, after = append(before, s.nodes[i]), append(after, nodes[i])
 	}
-	if err := g.d.claim(after); err != nil {
+	if err := claim(after); err != nil {
 		return err
 	}
-	g.d.unclaim(before)
+	unclaim(before)
 	s.nodes = nodes
 	return nil
 }
@@ -210,6 +209,8 @@ func (x *node) set(v ascendrt.Slot) error {
 }
 
 func (g *graph) Close() error {
+	g.d.Life.Lock() // no update is under way
+	defer g.d.Life.Unlock()
 	g.state.mu.Lock()
 	defer g.state.mu.Unlock()
 	if g.state.closed {
@@ -221,7 +222,7 @@ func (g *graph) Close() error {
 		return nil
 	}
 	g.d.Refs.Remove(g.ref)
-	g.d.unclaim(g.state.nodes)
+	unclaim(g.state.nodes)
 	g.d.Give(base.Graphs)
 	return nil
 }

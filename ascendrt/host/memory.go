@@ -50,6 +50,9 @@ func (d *device) newAlloc(n int, host bool) (*alloc, error) {
 	d.Reap()
 	d.mem.Lock()
 	defer d.mem.Unlock()
+	if d.Closed() {
+		return nil, invalid(call, "closed", ascendrt.ErrClosed)
+	}
 	if host {
 		if d.Options.PinnedBytes != 0 && uint64(d.hostBytes+n) > d.Options.PinnedBytes {
 			return nil, invalid(call, fmt.Sprintf("%d of %d pinned bytes free", int(d.Options.PinnedBytes)-d.hostBytes, d.Options.PinnedBytes), ascendrt.ErrOutOfMemory)

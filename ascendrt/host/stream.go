@@ -59,20 +59,19 @@ type waiter struct {
 var _ ascendrt.Stream = (*stream)(nil)
 
 func (d *device) NewStream(o ascendrt.StreamOptions) (ascendrt.Stream, error) {
-	if err := d.Alive(); err != nil {
-		return nil, err
-	}
 	if err := d.inject("stream"); err != nil {
 		return nil, err
 	}
+	if err := d.Enter(); err != nil {
+		return nil, err
+	}
+	defer d.Leave()
 	if err := d.Take(base.Streams); err != nil {
 		return nil, err
 	}
 	s := &stream{d: d, opts: o, wake: make(chan struct{}, 1), ended: make(chan struct{})}
 	s.ref = d.Refs.Add(s)
-	if !d.streams.Add(s) {
-		return nil, invalid("stream", "closed", ascendrt.ErrClosed)
-	}
+	d.streams.Add(s)
 	go s.loop()
 	return s, nil
 }
@@ -244,12 +243,13 @@ func (s *stream) push(items []item) {
 // Submit compiles the buffer, then enqueues it on all streams it uses, under
 // their locks in the order of their refs.
 func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
-	if err := s.d.Alive(); err != nil {
-		return ascendrt.Point{}, 0, err
-	}
 	if err := s.d.inject("submit"); err != nil {
 		return ascendrt.Point{}, 0, err
 	}
+	if err := s.d.Enter(); err != nil {
+		return ascendrt.Point{}, 0, err
+	}
+	defer s.d.Leave()
 	nodes, n, err := s.d.compile(c)
 	if len(nodes) == 0 && err != nil {
 		return ascendrt.Point{}, 0, err

@@ -32,8 +32,9 @@ type Core struct {
 	late    sync.Mutex
 	pending []deferred // what waits for points
 
-	count sync.Mutex
-	live  [kinds]int
+	count  sync.Mutex
+	live   [kinds]int
+	forgot bool // the device is closed
 }
 
 type deferred struct {
@@ -88,9 +89,26 @@ func (c *Core) Lost() <-chan struct{} { return c.lost }
 // Closed tells whether Shut was called.
 func (c *Core) Closed() bool { return c.closed.Load() }
 
-// Shut makes Alive answer ErrClosed and ends the reports of leaks.
+// Enter is Alive for a call that makes a handle: until it calls Leave the device
+// does not close, so that no handle is missed. It does not nest.
+func (c *Core) Enter() error {
+	c.Life.RLock()
+	if err := c.Alive(); err != nil {
+		c.Life.RUnlock()
+		return err
+	}
+	return nil
+}
+
+// Leave ends what Enter began.
+func (c *Core) Leave() { c.Life.RUnlock() }
+
+// Shut makes Alive answer ErrClosed, ends the reports of leaks and waits for the
+// calls that have entered.
 func (c *Core) Shut() {
+	c.Life.Lock()
 	c.closed.Store(true)
+	c.Life.Unlock()
 	c.Leaks.Stop()
 }
 
@@ -116,6 +134,10 @@ func passed(points []ascendrt.Point) bool {
 
 // Reap runs what waits for points that have passed.
 func (c *Core) Reap() {
+	if c.Enter() != nil {
+		return // Close drains; a lost device passes no point
+	}
+	defer c.Leave()
 	c.late.Lock()
 	if len(c.pending) == 0 {
 		c.late.Unlock()
@@ -184,6 +206,9 @@ func (c *Core) limit(k Kind) int {
 func (c *Core) Take(k Kind) error {
 	c.count.Lock()
 	defer c.count.Unlock()
+	if c.forgot {
+		return c.Invalid(k.String(), "closed", ascendrt.ErrClosed)
+	}
 	if n := c.limit(k); n > 0 && c.live[k] >= n {
 		return c.Invalid(k.String(), strconv.Itoa(n)+" exist: close some", ascendrt.ErrResourceLimit)
 	}
@@ -194,21 +219,25 @@ func (c *Core) Take(k Kind) error {
 // Add counts a new handle of a kind that has no limit.
 func (c *Core) Add(k Kind) {
 	c.count.Lock()
-	c.live[k]++
-	c.count.Unlock()
+	defer c.count.Unlock()
+	if !c.forgot {
+		c.live[k]++
+	}
 }
 
 // Give counts a handle as closed.
 func (c *Core) Give(k Kind) {
 	c.count.Lock()
-	c.live[k]--
-	c.count.Unlock()
+	defer c.count.Unlock()
+	if !c.forgot {
+		c.live[k]--
+	}
 }
 
 // Forget counts nothing any more: the device is closed, and its handles with it.
 func (c *Core) Forget() {
 	c.count.Lock()
-	c.live = [kinds]int{}
+	c.live, c.forgot = [kinds]int{}, true
 	c.count.Unlock()
 }
 

@@ -3,6 +3,7 @@ package base
 import (
 	"context"
 	"errors"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -82,12 +83,41 @@ func TestLossAndClose(t *testing.T) {
 
 	var x StreamSet[*queue]
 	q := &queue{last: 4}
-	require.True(t, x.Add(q))
+	x.Add(q)
 	require.NoError(t, Close(t.Context(), c, &x, func([]*queue) error { return errors.New("a lost device gives nothing back") }))
 	require.True(t, q.stopped)
 	require.ErrorIs(t, c.Alive(), ascendrt.ErrClosed)
-	require.False(t, x.Add(&queue{}), "the device is closed")
+	require.ErrorIs(t, c.Enter(), ascendrt.ErrClosed, "nothing is opened any more")
+	require.ErrorIs(t, c.Take(Events), ascendrt.ErrClosed)
+	c.Add(Ops)
+	c.Give(Streams)
+	var live ascendrt.Live
+	c.FillLive(&live)
+	require.Zero(t, live, "a closed device counts nothing")
 	require.False(t, x.Drop(q))
+}
+
+// Whatever was being opened when Close began is part of what it closes.
+func TestCloseMissesNothing(t *testing.T) {
+	c := newCore(ascendrt.OpenOptions{})
+	var x StreamSet[*queue]
+	require.NoError(t, c.Enter())
+	closing := make(chan error)
+	go func() {
+		closing <- Close(t.Context(), c, &x, func(all []*queue) error {
+			require.Len(t, all, 1)
+			return nil
+		})
+	}()
+	for c.Life.TryRLock() { // until Close waits
+		c.Life.RUnlock()
+		runtime.Gosched()
+	}
+	q := &queue{}
+	x.Add(q)
+	c.Leave()
+	require.NoError(t, <-closing)
+	require.True(t, q.stopped)
 }
 
 func TestCloseWaits(t *testing.T) {

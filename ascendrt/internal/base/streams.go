@@ -13,24 +13,20 @@ import (
 type StreamSet[S comparable] struct {
 	mu   sync.Mutex
 	open map[S]bool
-	over bool // the device was closed
 
 	closing sync.Once
 	err     error
 }
 
-// Add notes an open stream; it is false if the device was closed before.
-func (x *StreamSet[S]) Add(s S) bool {
+// Add notes an open stream. The caller has entered the device (Core.Enter), or
+// opens it.
+func (x *StreamSet[S]) Add(s S) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.over {
-		return false
-	}
 	if x.open == nil {
 		x.open = map[S]bool{}
 	}
 	x.open[s] = true
-	return true
 }
 
 // Drop forgets a stream that was closed; it is false if the device was closed
@@ -57,7 +53,7 @@ func (x *StreamSet[S]) All() []S {
 // End forgets all streams for good.
 func (x *StreamSet[S]) End() {
 	x.mu.Lock()
-	x.open, x.over = nil, true
+	x.open = nil
 	x.mu.Unlock()
 }
 

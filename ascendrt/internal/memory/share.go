@@ -58,9 +58,10 @@ func (t *Table) Export(b ascendrt.Buffer) (ascendrt.ShareHandle, error) {
 // Import maps the buffer of another process.
 func (t *Table) Import(h ascendrt.ShareHandle) (ascendrt.Buffer, error) {
 	c, s := t.core, &t.driver.Share
-	if err := c.Alive(); err != nil {
+	if err := c.Enter(); err != nil {
 		return nil, err
 	}
+	defer c.Leave()
 	m := len(s.Magic)
 	if len(h) != m+24+s.KeyBytes || string(h[:m]) != s.Magic {
 		return nil, c.Invalid("import", "this is no handle of the "+c.Backend+" backend", ascendrt.ErrInvalid)

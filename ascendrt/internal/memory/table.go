@@ -144,7 +144,6 @@ func (t *Table) newAlloc(n int, host bool, p ascendrt.Placement) (*Alloc, error)
 	if n < 0 || n > absurd {
 		return nil, c.Invalid(call, "the size is negative or absurd", ascendrt.ErrInvalid)
 	}
-	c.Reap()
 	a := &Alloc{Len: n, Host: host}
 	used, limit := &t.used, c.Options.MemoryBytes
 	if host {
@@ -206,10 +205,11 @@ func (t *Table) release(a *Alloc) {
 
 func (t *Table) freeAfter(a *Alloc, p ascendrt.Point, cleanup *runtime.Cleanup) error {
 	c := t.core
+	c.Life.Lock()
 	if err := c.Alive(); err != nil {
+		c.Life.Unlock()
 		return err
 	}
-	c.Life.Lock()
 	if a.graphs.Load() > 0 {
 		c.Life.Unlock()
 		return c.Invalid("free", "close the graphs that name the buffer first", ascendrt.ErrInUse)
@@ -220,15 +220,21 @@ func (t *Table) freeAfter(a *Alloc, p ascendrt.Point, cleanup *runtime.Cleanup) 
 		return c.Invalid("free", "the buffer was freed before", ascendrt.ErrClosed)
 	}
 	cleanup.Stop()
+	if c.Enter() != nil {
+		return nil // the device has just closed, and given everything back
+	}
+	defer c.Leave()
 	c.Later([]ascendrt.Point{p}, func() { t.release(a) })
 	return nil
 }
 
 // Alloc takes device memory.
 func (t *Table) Alloc(n int, p ascendrt.Placement) (ascendrt.Buffer, error) {
-	if err := t.core.Alive(); err != nil {
+	t.core.Reap()
+	if err := t.core.Enter(); err != nil {
 		return nil, err
 	}
+	defer t.core.Leave()
 	a, err := t.newAlloc(n, false, p)
 	if err != nil {
 		return nil, err
@@ -238,9 +244,11 @@ func (t *Table) Alloc(n int, p ascendrt.Placement) (ascendrt.Buffer, error) {
 
 // AllocHost takes pinned memory, zeroed.
 func (t *Table) AllocHost(n int) (ascendrt.HostBuffer, error) {
-	if err := t.core.Alive(); err != nil {
+	t.core.Reap()
+	if err := t.core.Enter(); err != nil {
 		return nil, err
 	}
+	defer t.core.Leave()
 	a, err := t.newAlloc(n, true, ascendrt.PlaceDefault)
 	if err != nil {
 		return nil, err
@@ -250,10 +258,11 @@ func (t *Table) AllocHost(n int) (ascendrt.HostBuffer, error) {
 
 // MemInfo is the driver's, within the limit of the options.
 func (t *Table) MemInfo() (free, total uint64, err error) {
-	if err := t.core.Alive(); err != nil {
+	t.core.Reap()
+	if err := t.core.Enter(); err != nil {
 		return 0, 0, err
 	}
-	t.core.Reap()
+	defer t.core.Leave()
 	if free, total, err = t.driver.Info(); err != nil {
 		return 0, 0, err
 	}
