@@ -48,6 +48,7 @@ type benchFlags struct {
 	requests, inputLen, outputLen                   int
 	rate                                            float64
 	trace                                           traceFlags
+	points                                          pointFlags
 }
 
 func newBenchCmd() *cobra.Command {
@@ -62,21 +63,26 @@ a workload file, or a recorded trace (--trace), whose prompts share prefixes whe
 With a preset, starts a cluster on this machine; a check that fails makes the exit status 1:
   ` + presetDemo + `  ordinary P/D compared with append-prefill
   ` + presetOverlap + `              a Decoder that preempts, saves and restores what it appended
-  ` + presetChaos + `                engines that are killed while they serve`,
+  ` + presetChaos + `                engines that are killed while they serve
+  ` + presetTails + `                prompt tails on FULL graphs, point by point, on GPUs
+  ` + presetAppend + `   the published append-prefill experiment, arm by arm, on GPUs
+
+The last two keep each point in a results file as soon as it is measured, and pass over what
+the file has, so that they can be called again until every point is there.`,
 		Example: `  sluice bench --url http://127.0.0.1:9000 --sessions 24 --turns 3 --json result.json
   sluice bench --preset ` + presetDemo,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return b.run(cmd) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&b.preset, "preset", "", "run a whole comparison: "+presetDemo+", "+presetOverlap+" or "+presetChaos)
+	f.StringVar(&b.preset, "preset", "", "run a whole comparison: "+strings.Join([]string{presetDemo, presetOverlap, presetChaos, presetTails, presetAppend}, ", "))
 	f.StringVar(&b.dir, "dir", "", "with a preset: folder for report, join file, logs and traces (default run/PRESET)")
 	f.IntVar(&b.kills, "kills", 12, "with the preset "+presetChaos+": engines that are killed; --seed and --num-prompts (500) hold too")
 	f.IntVar(&b.runner, "model-runner", 1, "with the preset "+presetOverlap+": generation of the Decoder's executors, 1 or 2")
 	f.IntVar(&b.port, "port", 9000, "with a preset: port of the proxy")
 
 	f.StringVar(&b.url, "url", "", "base address of the server, such as http://127.0.0.1:9000")
-	f.StringVar(&b.model, "model", "", "model that requests name (empty: the first that the server lists)")
+	f.StringVar(&b.model, "model", "", "model that requests name (empty: the first that the server lists); points: only those of this model")
 	f.StringVar(&b.apiKey, "api-key", "", "bearer token (empty: $OPENAI_API_KEY)")
 	f.StringVar(&b.endpoint, "endpoint", "", "chat or completions (default: chat for sessions, completions for random)")
 	f.StringVar(&b.salt, "cache-salt", "", "namespace of the server's prefix cache")
@@ -85,7 +91,7 @@ With a preset, starts a cluster on this machine; a check that fails makes the ex
 	f.BoolVar(&b.records, "records", false, "keep a record of every request in the JSON")
 	f.DurationVar(&b.timeout, "timeout", 10*time.Minute, "limit of one request (0: none)")
 	f.IntVar(&b.concurrency, "max-concurrency", 0, "requests in flight (0: no limit)")
-	f.IntVar(&b.repeat, "repeat", 1, "number of runs; medians are reported")
+	f.IntVar(&b.repeat, "repeat", 1, "number of runs, of points 3 unless given; medians are reported")
 	f.BoolVar(&b.ignoreEOS, "ignore-eos", false, "every answer has its full length")
 	f.BoolVar(&b.noTokenIDs, "no-token-ids", false, "do not ask for token ids, for servers that refuse return_token_ids")
 
@@ -112,6 +118,7 @@ With a preset, starts a cluster on this machine; a check that fails makes the ex
 	f.IntVar(&b.inputLen, "input-len", 1024, "random: tokens (or characters) of a prompt")
 	f.IntVar(&b.outputLen, "output-len", 128, "random: output limit in tokens")
 	f.Float64Var(&b.rate, "request-rate", math.Inf(1), "random: requests a second (inf: all at once)")
+	b.points.define(f)
 	cmd.MarkFlagsMutuallyExclusive("preset", "url")
 	cmd.MarkFlagsMutuallyExclusive("preset", "trace", "workload", "dataset")
 	cmd.MarkFlagsOneRequired("preset", "url")
@@ -163,8 +170,10 @@ func (b *benchFlags) runPreset(cmd *cobra.Command) error {
 		return b.runOverlap(cmd)
 	case presetChaos:
 		return b.runChaos(cmd)
+	case presetTails, presetAppend:
+		return b.points.run(cmd, b)
 	default:
-		return fmt.Errorf("unknown preset %q; there are %s, %s, %s", b.preset, presetDemo, presetOverlap, presetChaos)
+		return fmt.Errorf("unknown preset %q; there are %s, %s, %s, %s, %s", b.preset, presetDemo, presetOverlap, presetChaos, presetTails, presetAppend)
 	}
 	p := demo.Default()
 	p.Dir, p.Cluster.Port = b.folder(), b.port

@@ -42,8 +42,12 @@ func (r Routing) String() string {
 	return "ordinary P/D"
 }
 
+// NoAppend is the profile of a Decoder that does not admit append-prefill.
+const NoAppend = "off"
+
 // Engine holds the sizes of one engine; zero means the engine's default.
 type Engine struct {
+	Device    string // empty: the cluster's
 	Caching   Caching
 	Blocks    int // KV blocks of each rank
 	BlockSize int // tokens
@@ -98,7 +102,8 @@ type Cluster struct {
 	Device    string // empty: host
 	Prefiller Engine
 	Decoder   Engine
-	Profile   string // of append-prefill on the Decoder; empty: guarded
+	Profile   string // of append-prefill on the Decoder; empty: guarded; NoAppend: none
+	Guards    string // JSON object of single guards beside the profile; empty: as the profile has them
 	TraceDir  string // where each process keeps its trace file; empty: none
 }
 
@@ -122,8 +127,8 @@ func (c *Cluster) serve(name string, e *Engine) []string {
 	if c.Model != "" {
 		args = append(args, "--model", c.Model)
 	}
-	if c.Device != "" {
-		args = append(args, "--device", c.Device)
+	if device := cmp.Or(e.Device, c.Device); device != "" {
+		args = append(args, "--device", device)
 	}
 	args = append(args, e.args()...)
 	if c.TraceDir != "" {
@@ -138,12 +143,19 @@ func (c *Cluster) PrefillerCommand(name string) Command {
 		"--kv-transfer-config", c.Prefiller.transfer("kv_producer"))}
 }
 
-// DecoderCommand starts the Decoder; it admits append-prefill.
+// DecoderCommand starts the Decoder; it admits append-prefill unless the
+// profile is NoAppend.
 func (c *Cluster) DecoderCommand(name string) Command {
-	profile := cmp.Or(c.Profile, "guarded")
-	return Command{Name: name, Args: append(c.serve(name, &c.Decoder),
-		"--kv-transfer-config", c.Decoder.transfer("kv_consumer"),
-		"--additional-config", fmt.Sprintf(`{"scheduler_config":{"decoder_append_prefill_enable":true,"decoder_append_prefill_profile":%q}}`, profile))}
+	args := append(c.serve(name, &c.Decoder), "--kv-transfer-config", c.Decoder.transfer("kv_consumer"))
+	if c.Profile == NoAppend {
+		return Command{Name: name, Args: args}
+	}
+	guards := ""
+	if c.Guards != "" {
+		guards = `,"decoder_append_prefill_guards":` + c.Guards
+	}
+	return Command{Name: name, Args: append(args, "--additional-config",
+		fmt.Sprintf(`{"scheduler_config":{"decoder_append_prefill_enable":true,"decoder_append_prefill_profile":%q%s}}`, cmp.Or(c.Profile, "guarded"), guards))}
 }
 
 // AloneCommand starts an engine that serves by itself.

@@ -13,8 +13,11 @@ func Percentile(values []float64, p float64) float64 {
 	if len(values) == 0 {
 		return math.NaN()
 	}
-	sorted := slices.Clone(values)
-	slices.Sort(sorted)
+	return interpolate(slices.Sorted(slices.Values(values)), p)
+}
+
+// interpolate is Percentile of ascending values.
+func interpolate(sorted []float64, p float64) float64 {
 	at := p / 100 * float64(len(sorted)-1)
 	at = min(max(at, 0), float64(len(sorted)-1))
 	low := int(at)
@@ -22,6 +25,20 @@ func Percentile(values []float64, p float64) float64 {
 		return sorted[low]
 	}
 	return sorted[low] + (at-float64(low))*(sorted[low+1]-sorted[low])
+}
+
+// Percentiles are n percentiles of values at equal distances, from the least
+// value to the greatest; nil for no values, and n is at least 2.
+func Percentiles(values []float64, n int) []float64 {
+	if len(values) == 0 {
+		return nil
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	out := make([]float64, n)
+	for i := range out {
+		out[i] = interpolate(sorted, 100*float64(i)/float64(n-1))
+	}
+	return out
 }
 
 // Mean is the arithmetic mean; NaN for no values.

@@ -1,0 +1,269 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/sluice-serving/sluice/ascendrt/backends"
+	"github.com/sluice-serving/sluice/internal/bench/points"
+	"github.com/sluice-serving/sluice/internal/sim/report"
+)
+
+const (
+	presetTails  = "tails"
+	presetAppend = "append-prefill-gpu"
+)
+
+// pointFlags are the flags of sluice bench for the presets that measure points.
+type pointFlags struct {
+	results, only, device, prefillerDevice, decoderDevice, extra, commit, accept, html string
+	shapes, rates, policies                                                            string
+	limit, ready                                                                       time.Duration
+	most, workers, prefillerTokens, decoderTokens                                      int
+	seconds                                                                            float64
+	show                                                                               bool
+}
+
+func (f *pointFlags) define(fs *pflag.FlagSet) {
+	const of = "points: "
+	fs.StringVar(&f.results, "results", "", of+"file that finished points are appended to and that says which are done (default results.jsonl in --dir)")
+	fs.BoolVar(&f.show, "show", false, of+"measure nothing, print the table of the results file")
+	fs.StringVar(&f.html, "html", "", of+"also write the table with plots to this file")
+	fs.DurationVar(&f.limit, "time-limit", 0, of+"end within this time; a point that would not is left for the next call (0: none)")
+	fs.IntVar(&f.most, "points", 0, of+"measure so many at most (0: all)")
+	fs.StringVar(&f.only, "only", "", of+"those whose name has all words of a pattern such as 1024-256+strict; patterns are separated by commas")
+	fs.StringVar(&f.device, "device", "cuda", of+"device of the engines: cuda, ascend or host; with two of a kind the Prefiller gets the first and Decoders the second")
+	fs.StringVar(&f.prefillerDevice, "prefiller-device", "", of+"device of the Prefiller, such as cuda:0")
+	fs.StringVar(&f.decoderDevice, "decoder-device", "", of+"device of the Decoders, such as cuda:1")
+	fs.StringVar(&f.extra, "kv-extra", "", of+"JSON object: kv_connector_extra_config of the connector between the engines")
+	fs.IntVar(&f.prefillerTokens, "prefiller-kv-tokens", 0, of+"KV pool of the Prefiller (0: what suits the model)")
+	fs.IntVar(&f.decoderTokens, "decoder-kv-tokens", 0, of+"KV pool of each Decoder (0: what suits the model)")
+	fs.StringVar(&f.commit, "commit", "", of+"commit that lines are marked with (default what the build recorded)")
+	fs.StringVar(&f.accept, "accept-commits", "", of+"commits beside it whose points in the results file count, separated by commas")
+	fs.StringVar(&f.shapes, "shapes", "", of+"others than the published: tails input/output, append-prefill-gpu prompt/output; separated by commas")
+	fs.StringVar(&f.rates, "rates", "", of+"with --shapes: requests a second, separated by commas")
+	fs.StringVar(&f.policies, "policies", "", of+"with --shapes: policies of tails, or arms of append-prefill-gpu, separated by commas")
+	fs.Float64Var(&f.seconds, "arrivals", 20, of+"seconds in which requests of tails arrive")
+	fs.DurationVar(&f.ready, "ready-timeout", 3*time.Minute, of+"how long an engine may take to become ready")
+	fs.IntVar(&f.workers, "device-workers", 0, of+"CPU cores per operation of the host device")
+}
+
+// run measures, prints the table and writes the page.
+func (f *pointFlags) run(cmd *cobra.Command, b *benchFlags) error {
+	table := points.Tails
+	if b.preset == presetAppend {
+		table = points.AppendPrefill
+	}
+	if f.results == "" {
+		f.results = filepath.Join(b.folder(), "results.jsonl")
+	}
+	out := cmd.OutOrStdout()
+	if f.show {
+		return f.print(out, table)
+	}
+	repeats := 3
+	if cmd.Flags().Changed("repeat") {
+		repeats = b.repeat
+	}
+	list, err := f.list(table, b, repeats)
+	if err != nil {
+		return err
+	}
+	o := points.Options{
+		Points: list, Results: f.results, Dir: b.folder(), Workers: f.workers, PrefillerTokens: f.prefillerTokens, DecoderTokens: f.decoderTokens,
+		Extra: f.extra, Limit: f.limit, Most: f.most, ReadyTimeout: f.ready, Out: out,
+		Origin: points.Origin{Commit: f.commit, Command: strings.Join(os.Args, " ")},
+	}
+	if o.Commit == "" {
+		if o.Commit, err = buildCommit(); err != nil {
+			return err
+		}
+	}
+	if f.accept != "" {
+		o.Accept = strings.Split(f.accept, ",")
+	}
+	if o.PrefillerDevice, o.DecoderDevice, o.Hardware, err = f.devices(cmd.Context()); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "%s on %s, commit %s\n", b.preset, o.Hardware, o.Commit)
+	res, err := points.Run(cmd.Context(), o)
+	if res == nil {
+		return err
+	}
+	fmt.Fprintf(out, "%d points measured, %d not kept, %d left\n", res.Measured, res.Failed, len(res.Left))
+	for i := range res.Left {
+		if fmt.Fprintf(out, "  left: %s\n", res.Left[i].Key()); i == 9 && len(res.Left) > 11 {
+			fmt.Fprintf(out, "  left: … and %d more\n", len(res.Left)-10)
+			break
+		}
+	}
+	err = errors.Join(err, f.print(out, table))
+	if res.Failed > 0 {
+		err = errors.Join(err, fmt.Errorf("%d points had answers that were not valid", res.Failed))
+	}
+	return err
+}
+
+// print writes the table of the results file, and the page.
+func (f *pointFlags) print(out io.Writer, table string) error {
+	lines, err := points.Read(f.results)
+	if err != nil {
+		return err
+	}
+	if err := points.Print(out, lines, table); err != nil || f.html == "" {
+		return err
+	}
+	file, err := os.Create(f.html)
+	if err != nil {
+		return err
+	}
+	return errors.Join(report.Write(file, points.Page(lines, table)), file.Close())
+}
+
+// list is the points that the flags ask for.
+func (f *pointFlags) list(table string, b *benchFlags, repeats int) ([]points.Point, error) {
+	groups := points.TailsGroups()
+	if table == points.AppendPrefill {
+		groups = points.AppendGroups()
+	}
+	if f.shapes != "" {
+		var err error
+		if groups, err = f.groups(table, b); err != nil {
+			return nil, err
+		}
+	} else {
+		if f.rates != "" || f.policies != "" {
+			return nil, errors.New("--rates and --policies need --shapes; --only picks from the published points")
+		}
+		for i := range groups {
+			groups[i].Seconds = f.seconds
+		}
+	}
+	list := points.Matching(points.List(table, groups, repeats), f.only)
+	if b.model != "" {
+		kept := list[:0]
+		for _, p := range list {
+			if p.Model == b.model {
+				kept = append(kept, p)
+			}
+		}
+		list = kept
+	}
+	if len(list) == 0 {
+		return nil, fmt.Errorf("no point matches --only %q and --model %q", f.only, b.model)
+	}
+	return list, nil
+}
+
+// groups are points of other shapes than the published ones.
+func (f *pointFlags) groups(table string, b *benchFlags) ([]points.Group, error) {
+	if b.model == "" {
+		return nil, errors.New("--shapes needs --model")
+	}
+	g := points.Group{Model: b.model, Seconds: f.seconds, Sessions: b.sessions, Turns: b.turns, Policies: []string{points.Strict, points.Hardened}, Rates: []float64{8}, Arms: points.Arms}
+	if f.policies != "" {
+		g.Policies = strings.Split(f.policies, ",")
+		g.Arms = g.Policies
+	}
+	if f.rates != "" {
+		g.Rates = nil
+		for text := range strings.SplitSeq(f.rates, ",") {
+			rate, err := strconv.ParseFloat(text, 64)
+			if err != nil || !(rate > 0) {
+				return nil, fmt.Errorf("--rates %q: %q is no positive number", f.rates, text)
+			}
+			g.Rates = append(g.Rates, rate)
+		}
+	}
+	var out []points.Group
+	for text := range strings.SplitSeq(f.shapes, ",") {
+		in, outputs, _ := strings.Cut(text, "/")
+		a, errA := strconv.Atoi(in)
+		z, errZ := strconv.Atoi(outputs)
+		if errA != nil || errZ != nil || a < 1 || z < 1 {
+			return nil, fmt.Errorf("--shapes %q: %q is not of the form prompt/output", f.shapes, text)
+		}
+		h := g
+		h.Output = z
+		if table == points.Tails {
+			h.Input = a
+		} else {
+			h.Prompt = a
+		}
+		out = append(out, h)
+	}
+	return out, nil
+}
+
+// devices says where the engines run, and on what.
+func (f *pointFlags) devices(ctx context.Context) (prefiller, decoder, hardware string, err error) {
+	prefiller, decoder = f.prefillerDevice, f.decoderDevice
+	names := map[string]string{}
+	b, ordinal, err := backends.Find(f.device)
+	if err != nil {
+		return "", "", "", err
+	}
+	info, err := b.Probe(ctx)
+	if err != nil {
+		return "", "", "", err
+	}
+	if len(info.Devices) == 0 {
+		return "", "", "", fmt.Errorf("device %s: %s", f.device, info.Problem)
+	}
+	for _, d := range info.Devices {
+		names[b.Name()+":"+strconv.Itoa(d.Ordinal)] = d.Name
+	}
+	first := b.Name() + ":" + strconv.Itoa(ordinal)
+	second := b.Name() + ":" + strconv.Itoa(ordinal+1)
+	if prefiller == "" {
+		prefiller = first
+	}
+	if decoder == "" {
+		if decoder = first; names[second] != "" {
+			decoder = second
+		}
+	}
+	name := func(device string) string {
+		if n := names[device]; n != "" {
+			return n
+		}
+		return device
+	}
+	if prefiller == decoder {
+		return prefiller, decoder, fmt.Sprintf("one %s for P and D, %d CPU cores", name(prefiller), runtime.NumCPU()), nil
+	}
+	return prefiller, decoder, fmt.Sprintf("%s for P and %s for D of one host, %d CPU cores", name(prefiller), name(decoder), runtime.NumCPU()), nil
+}
+
+// buildCommit is the commit that the build recorded.
+func buildCommit() (string, error) {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "", errors.New("the build recorded no commit: name it with --commit")
+	}
+	commit, modified := "", ""
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			commit = s.Value[:min(len(s.Value), 12)]
+		case s.Key == "vcs.modified" && s.Value == "true":
+			modified = "+modified"
+		}
+	}
+	if commit == "" {
+		return "", errors.New("the build recorded no commit: build with -buildvcs=true, or name it with --commit")
+	}
+	return commit + modified, nil
+}

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-serving/sluice/internal/bench/points"
+)
+
+// Two short points on the host device, one a call: what the file has is passed
+// over, a torn last line is measured again, and the table comes from the file.
+func TestBenchMeasuresPointsAndResumes(t *testing.T) {
+	dir := t.TempDir()
+	results, page := filepath.Join(dir, "results.jsonl"), filepath.Join(dir, "tails.html")
+	call := func(more ...string) (string, error) {
+		out, _, err := benched(t, append([]string{"--preset", "tails", "--device", "host", "--model", "random:tiny", "--shapes", "40/6", "--rates", "16",
+			"--arrivals", "0.5", "--repeat", "1", "--dir", dir, "--results", results, "--device-workers", "1", "--commit", "c0ffee",
+			"--prefiller-kv-tokens", "4096", "--decoder-kv-tokens", "4096"}, more...)...)
+		return out, err
+	}
+	out, err := call("--points", "1", "--time-limit", "5m")
+	require.NoError(t, err, out)
+	require.Contains(t, out, "0 of 2 points are measured already")
+	require.Contains(t, out, "KV by tcp")
+	require.Contains(t, out, "1 points measured, 0 not kept, 1 left\n  left: tails/tiny/40-6/16/one-new-token-hardened/0.5s/1\n")
+	lines, err := points.Read(results)
+	require.NoError(t, err)
+	require.Len(t, lines, 1)
+
+	text, err := os.ReadFile(results)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(results, append(text, text[:40]...), 0o644))
+	out, err = call("--html", page)
+	require.NoError(t, err, out)
+	require.Contains(t, out, "1 of 2 points are measured already")
+	require.Contains(t, out, "1 points measured, 0 not kept, 0 left\n")
+	lines, err = points.Read(results)
+	require.NoError(t, err)
+	require.Len(t, lines, 2)
+	strict, ours := &lines[0], &lines[1]
+	require.Equal(t, points.Strict, strict.Policy)
+	require.Equal(t, points.Hardened, ours.Policy)
+	for _, l := range lines {
+		require.Equal(t, 8, l.Valid, l.Error)
+		require.Equal(t, 48, l.Tokens)
+		require.Zero(t, l.HeldAfter)
+		require.Positive(t, l.KVBytes)
+		require.Equal(t, 8.0*40, l.PrefillTokens)
+		require.Equal(t, "c0ffee", l.Commit)
+		require.Contains(t, l.Hardware, "host")
+	}
+	require.Positive(t, strict.Piecewise, "arrivals leave the graph")
+	require.LessOrEqual(t, strict.Piecewise, 8)
+	require.Zero(t, ours.Piecewise+ours.None)
+	require.Equal(t, strict.Workload, ours.Workload)
+	html, err := os.ReadFile(page)
+	require.NoError(t, err)
+	require.Contains(t, string(html), "<svg")
+
+	out, err = call("--show")
+	require.NoError(t, err)
+	require.Contains(t, out, "commit c0ffee")
+	require.NotContains(t, out, "ready after")
+	_, err = call("--commit", "beef")
+	require.ErrorContains(t, err, `line 1: measured at commit "c0ffee", this is "beef"`)
+	out, err = call("--commit", "beef", "--accept-commits", "c0f")
+	require.NoError(t, err)
+	require.Contains(t, out, "2 of 2 points are measured already")
+}
+
+// The arms of append-prefill, small: hits and fallbacks are the follow-ups, and
+// every answer is that of the ordinary arm.
+func TestBenchMeasuresArms(t *testing.T) {
+	dir := t.TempDir()
+	results := filepath.Join(dir, "results.jsonl")
+	out, _, err := benched(t, "--preset", "append-prefill-gpu", "--device", "host", "--model", "random:tiny", "--shapes", "96/5", "--sessions", "3", "--turns", "3",
+		"--repeat", "1", "--dir", dir, "--results", results, "--device-workers", "1", "--commit", "c0ffee", "--decoder-kv-tokens", "4096")
+	require.NoError(t, err, out)
+	lines, err := points.Read(results)
+	require.NoError(t, err)
+	require.Len(t, lines, len(points.Arms))
+	for i, l := range lines {
+		require.Equal(t, points.Arms[i], l.Arm)
+		require.Equal(t, 9, l.Valid, l.Error)
+		require.Zero(t, l.Contradicts, l.Contradiction)
+		require.Equal(t, 9, points.SameAnswers(&l, &lines[0]), l.Arm)
+		require.Equal(t, lines[0].Factor, l.Factor)
+		require.InDelta(t, 1085, l.PromptMs*l.Factor, 1e-6)
+		if l.Arm == points.ArmPD {
+			require.Zero(t, l.Hits+l.Fallbacks)
+		} else {
+			require.Equal(t, 6, l.Hits+l.Fallbacks, l.Arm)
+		}
+	}
+	require.Equal(t, 6, lines[1].Hits, "plain admits any prefix")
+	require.Contains(t, out, "published times (2m0s of arrivals, 10s to think) are divided by")
+}
+
+func TestBenchRefusesPointsThatItCannotMeasure(t *testing.T) {
+	for want, args := range map[string]string{
+		`no point matches --only "opt"`:  "--only opt",
+		`"x/y" is not of the form`:       "--shapes x/y --model random:tiny",
+		"--shapes needs --model":         "--shapes 8/8",
+		`"-1" is no positive number`:     "--shapes 8/8 --model random:tiny --rates -1",
+		"need --shapes":                  "--rates 4",
+		`device "nvidia:0"`:              "--device nvidia:0 --commit x",
+		"the build recorded no commit":   "--device host",
+		`"{" is not JSON`:                "--device host --commit x --kv-extra {",
+		`unknown graph policy "lenient"`: "--device host --commit x --shapes 8/8 --model random:tiny --policies lenient",
+		"decoder's KV tokens: -1":        "--device host --commit x --decoder-kv-tokens -1",
+	} {
+		dir := t.TempDir()
+		_, _, err := benched(t, append([]string{"--preset", "tails", "--dir", dir}, strings.Fields(args)...)...)
+		require.ErrorContains(t, err, want, args)
+	}
+}

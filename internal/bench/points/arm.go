@@ -1,0 +1,188 @@
+package points
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/sluice-serving/sluice/internal/bench/join"
+	"github.com/sluice-serving/sluice/internal/bench/load"
+	"github.com/sluice-serving/sluice/internal/bench/measure"
+	"github.com/sluice-serving/sluice/internal/bench/scrape"
+	"github.com/sluice-serving/sluice/internal/bench/workload"
+	"github.com/sluice-serving/sluice/internal/up"
+)
+
+// conversations is the frozen workload of an arm, the same for all arms and
+// repeats. Everything that the published run measured in tokens but the answers
+// is scaled with the prompt; its times are scaled when it is replayed.
+func (p *Point) conversations() (*workload.Workload, error) {
+	part := func(tokens int) int { return max(1, tokens*p.Prompt/publishedLength) }
+	return (&workload.Conversations{
+		Name: p.load(), Seed: 19884, Content: workload.Tokens, Sessions: p.Sessions, Turns: p.Turns, Vocab: vocabulary(p.Model),
+		First: workload.Range{Low: max(1, p.Prompt-part(34)), High: p.Prompt}, Next: workload.Range{Low: part(40), High: part(200)},
+		Arrival: publishedWindow, Think: publishedThink, MaxTokens: p.Output,
+	}).Generate()
+}
+
+// calibrations is how many prompts are timed.
+const calibrations = 5
+
+// calibrate gives the time that one first prompt takes at the Prefiller alone:
+// that of the results file, so that arms of several runs have the same load,
+// else a measured one.
+func (r *runner) calibrate(ctx context.Context, l *Line, w *workload.Workload) (time.Duration, error) {
+	for _, old := range r.file.Lines() {
+		if old.Table == l.Table && old.Model == l.Model && old.Prompt == l.Prompt && old.setting() == l.setting() && old.PromptMs > 0 {
+			return time.Duration(old.PromptMs * float64(time.Millisecond)), nil
+		}
+	}
+	if took, ok := r.prompt[r.fleet.setup]; ok {
+		return took, nil
+	}
+	first := w.Cut(1)
+	first.Sessions = slices.Clone(first.Sessions[:min(len(first.Sessions), calibrations+2)])
+	for i := range first.Sessions {
+		turn := first.Sessions[i].Turns[0]
+		turn.MaxTokens = 1
+		first.Sessions[i].Turns = []workload.Turn{turn}
+	}
+	records, err := load.Run(ctx, first, load.Config{
+		Server: load.Server{URL: r.fleet.prefiller.URL(), Model: l.Model, Client: r.fleet.client}, Endpoint: load.Completions, EOS: load.IgnoreEOS,
+		Pace: load.Flat, Prefix: "calibrate-", Timeout: requestTimeout, MaxConcurrency: 1,
+	})
+	if err != nil {
+		return 0, err
+	}
+	var seconds []float64
+	for i := range records {
+		rec := &records[i]
+		if !rec.Valid() {
+			return 0, fmt.Errorf("time of a prompt: %s: %s", rec.RequestID, rec.Error)
+		}
+		if i > 1 || len(records) < 4 { // the first ones warm up
+			seconds = append(seconds, (rec.End - rec.Sent).Seconds())
+		}
+	}
+	took := time.Duration(measure.Percentile(seconds, 50) * float64(time.Second))
+	r.prompt[r.fleet.setup] = took
+	fmt.Fprintf(r.o.Out, "the Prefiller takes %.2f ms for a first prompt of %d tokens: the published times (%v of arrivals, %v to think) are divided by %.2f\n",
+		milliseconds(took), l.Prompt, publishedWindow, publishedThink, float64(publishedPrompt)/float64(took))
+	return took, nil
+}
+
+// arm measures one arm of append-prefill.
+func (r *runner) arm(ctx context.Context, d *decoder, l *Line) error {
+	w, err := l.conversations()
+	if err != nil {
+		return err
+	}
+	l.Workload = w.Hash()
+	routing := up.AppendPrefill
+	if l.Arm == ArmPD {
+		routing = up.OrdinaryPD
+	}
+	took, err := r.calibrate(ctx, l, w)
+	if err != nil {
+		return err
+	}
+	if err := r.warm(ctx, d, &l.Point, l.Prompt, routing); err != nil {
+		return err
+	}
+	if err := r.fleet.forget(ctx, d); err != nil { // what warmed up
+		return err
+	}
+	l.PromptMs, l.Factor = milliseconds(took), float64(publishedPrompt)/float64(took)
+	scale := 1 / l.Factor
+	prefix := fmt.Sprintf("%s-%d-", l.Arm, time.Now().UnixNano())
+	last := l.Turns - 1
+	records, err := r.measured(ctx, d, l, func(ctx context.Context) ([]measure.Record, error) {
+		window := time.Duration(scale * float64(w.ArrivalWindow()))
+		watched, cancel := context.WithTimeout(ctx, window)
+		defer cancel()
+		peaks := make(chan scrape.Peak, 1)
+		go func() {
+			peaks <- scrape.WatchPeak(watched, r.fleet.client, r.fleet.prefiller.URL()+"/metrics", "vllm:num_requests_waiting", max(window/150, 10*time.Millisecond))
+		}()
+		records, err := r.replay(ctx, d, w, &l.Point, routing, load.Config{
+			Prefix: prefix, CacheSalt: prefix, TimeScale: scale,
+			Prepare: func(_ string, turn int, call *load.Call) {
+				if turn == last {
+					call.Header.Set("X-Session-End", "true")
+				}
+			},
+		})
+		cancel()
+		peak := <-peaks
+		if err == nil && peak.Samples == 0 {
+			err = fmt.Errorf("the Prefiller's queue could not be read: %d pages failed", peak.Failed)
+		}
+		l.QueuePeak = peak.Value
+		return records, err
+	})
+	if err != nil {
+		return err
+	}
+	l.Answers = make([]string, len(records))
+	for i := range records {
+		l.Answers[i] = checksum(&records[i])
+	}
+	return r.joined(ctx, d, l, records)
+}
+
+// joinTimeout is how long the traces of a point may take to be written.
+const joinTimeout = 5 * time.Second
+
+// joined takes what the traces of proxy and engines say about the requests.
+func (r *runner) joined(ctx context.Context, d *decoder, l *Line, records []measure.Record) error {
+	page, err := r.fleet.page(ctx, d.child)
+	if err != nil {
+		return err
+	}
+	expect := join.Expect{AppendPrefill: l.Arm != ArmPD, BytesPerBlock: int64(page.Max("sluice_kv_block_bytes"))}
+	ids := make([]string, len(records))
+	followUp := make(map[string]bool, len(records))
+	for i := range records {
+		ids[i] = records[i].RequestID
+		followUp[ids[i]] = records[i].FollowUp()
+	}
+	var rows []join.Row
+	var problems []string
+	for deadline := time.Now().Add(joinTimeout); ; {
+		traces, err := join.ReadFiles(d.traces...)
+		if err != nil {
+			return err
+		}
+		rows = traces.Rows(ids, func(id string) bool { return followUp[id] })
+		problems = join.Check(rows, expect)
+		if len(problems) == 0 || time.Now().After(deadline) {
+			break
+		}
+		select { // the last lines may still be on their way
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	for i := range rows {
+		switch {
+		case rows[i].Hit():
+			l.Hits++
+		case rows[i].Fallback():
+			l.Fallbacks++
+			if l.Refusals == nil {
+				l.Refusals = map[string]int{}
+			}
+			l.Refusals[rows[i].Reason]++
+		}
+	}
+	if l.Contradicts = len(problems); l.Contradicts > 0 {
+		l.Contradiction = problems[0]
+	}
+	if math.IsNaN(l.QueuePeak) || math.IsInf(l.QueuePeak, 0) {
+		l.QueuePeak = 0
+	}
+	return nil
+}
