@@ -58,6 +58,34 @@ func TestAppendPrefillPreset(t *testing.T) {
 	require.Equal(t, rep, again)
 }
 
+// A local attempt that is refused costs a hop. Fewer than one turn in twenty is
+// wasted so where a Decoder has a host tier, or a pool that ten sessions fit in;
+// at the published pool one in ten, and without guards one in five.
+func TestWastedAttempts(t *testing.T) {
+	share := func(name string, blocks, seed int) float64 {
+		for _, a := range AppendPrefillArms(blocks) {
+			if a.Name != name {
+				continue
+			}
+			r := run(t, a.Cluster, reseeded(PublishedWorkload(), seed))
+			require.Equal(t, 180, r.Hits+r.Fallbacks, "every follow-up is attempted")
+			wasted := float64(r.Fallbacks) / float64(len(r.Records))
+			t.Logf("%s, %d blocks, seed %d: %.1f %% of turns wasted an attempt", name, blocks, seed, 100*wasted)
+			return wasted
+		}
+		t.Fatalf("no arm %s", name)
+		return 0
+	}
+	for seed := range 3 {
+		require.Less(t, share(ArmGuardedTier, capacity(), seed), 0.05)
+		require.Less(t, share(ArmGuardedTier+asyncSuffix, capacity(), seed), 0.05)
+		require.Less(t, share(ArmGuarded, 10*sessionBlocks, seed), 0.05)
+		guarded := share(ArmGuarded, capacity(), seed)
+		require.Less(t, guarded, 0.10)
+		require.Greater(t, share(ArmPlain, capacity(), seed), max(0.2, 2*guarded))
+	}
+}
+
 // With a system prompt that every session shares, every follow-up finds some
 // prefix: without a threshold a Decoder then prefills whole prompts.
 func TestSharedPromptPreset(t *testing.T) {
