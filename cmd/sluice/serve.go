@@ -117,15 +117,22 @@ restart is needed.`,
 
 // captureBar shows on a terminal how many graphs of a rank are captured.
 func captureBar(out io.Writer) func(rank, done, all int) {
-	var bar *progress.Bar
+	var observe func(done, all int)
+	var end func()
 	return func(rank, done, all int) {
-		if bar == nil {
-			bar = progress.Start(out, fmt.Sprintf("rank %d: capture graphs", rank))
+		if observe == nil {
+			observe, end = bar(out, fmt.Sprintf("rank %d: capture graphs", rank))
 		}
-		bar.Observe(load.Progress{Total: all, Sent: done, Done: done})
+		observe(done, all)
 		if done == all {
-			bar.End()
-			bar = nil
+			end()
+			observe = nil
 		}
 	}
+}
+
+// bar shows how much of something is done, as package progress does.
+func bar(out io.Writer, label string) (observe func(done, all int), end func()) {
+	b := progress.Start(out, label)
+	return func(done, all int) { b.Observe(load.Progress{Total: all, Sent: done, Done: done}) }, b.End
 }

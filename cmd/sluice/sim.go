@@ -119,7 +119,9 @@ func (f *simFlags) run(out, errs io.Writer) error {
 	case f.preset == "tails":
 		return f.playTails(out)
 	case f.preset == "pools":
-		rep, err := sim.Pools(900, 1000, 10, 10)
+		observe, end := bar(errs, "simulate pools")
+		rep, err := sim.Pools(900, 1000, 10, 10, observe)
+		end()
 		if err != nil {
 			return err
 		}
@@ -133,7 +135,7 @@ func (f *simFlags) run(out, errs io.Writer) error {
 		page := rep.Page()
 		return f.print(out, rep, page, fmt.Sprintf("faults, %d requests a run. %s", rep.Requests, page.Summary))
 	case f.preset == "scale", f.preset == "sessions":
-		return f.playScale(out)
+		return f.playScale(out, errs)
 	case f.preset == "":
 		f.preset = "append-prefill"
 	}

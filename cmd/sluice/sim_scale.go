@@ -11,15 +11,21 @@ import (
 )
 
 // playScale plays a large fleet, or very many sessions.
-func (f *simFlags) playScale(out io.Writer) error {
-	run := func() (*sim.ScaleReport, error) { return sim.Fleet(1000, cmp.Or(f.replay.Sessions, 60_000)) }
+func (f *simFlags) playScale(out, errs io.Writer) error {
+	run := func(observe func(done, all int)) (*sim.ScaleReport, error) {
+		return sim.Fleet(1000, cmp.Or(f.replay.Sessions, 60_000), observe)
+	}
 	if f.preset == "sessions" {
-		run = func() (*sim.ScaleReport, error) { return sim.Crowd(cmp.Or(f.replay.Sessions, 1_000_000)) }
+		run = func(observe func(done, all int)) (*sim.ScaleReport, error) {
+			return sim.Crowd(cmp.Or(f.replay.Sessions, 1_000_000), observe)
+		}
 	}
 	if f.replay.Sessions < 0 {
 		return fmt.Errorf("--sessions is %d, must not be negative", f.replay.Sessions)
 	}
-	rep, err := run()
+	observe, end := bar(errs, "simulate "+f.preset)
+	rep, err := run(observe)
+	end()
 	if err != nil {
 		return err
 	}

@@ -65,6 +65,7 @@ func TestSimPlaysATrace(t *testing.T) {
 func TestSimTellsWhatItTook(t *testing.T) {
 	out, errs, err := simulated(t, "--preset", "sessions", "--sessions", "200", "--json")
 	require.NoError(t, err)
+	require.Contains(t, errs, "simulate sessions\n  400 of 400 done, 0 failed")
 	require.Contains(t, errs, "400 requests simulated with")
 	require.Contains(t, errs, "each; peak memory")
 	again, _, err := simulated(t, "--preset", "sessions", "--sessions", "200", "--json")

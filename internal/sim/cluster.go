@@ -29,6 +29,8 @@ type ClusterConfig struct {
 	Ends       Ends    // whether clients say that a turn is a session's last
 	Sample     float64 // seconds between samples of the queue; 0: none
 	Faults     []Fault // ranks must compute what did not arrive
+
+	Observe func(ended int) // called with each request that has ended; nil: nobody looks
 }
 
 // Sync says whether ranks wait for each other.

@@ -200,7 +200,7 @@ func (c *Cluster) failed(i int32) {
 	rec.Failed = true
 	c.result.Faults.GivenUp++
 	c.result.Faults.NotSent += c.load.Turns(int(rec.Session)) - int(rec.Turn) - 1
-	c.result.add(*rec)
+	c.ended(*rec)
 	delete(c.live, rec.Session)
 	c.release(i)
 }

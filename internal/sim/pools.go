@@ -56,9 +56,10 @@ type PoolReport struct {
 }
 
 // Pools plays the arms pd, plain and guarded at pools from one size to another
-// and with so many seeds of the workload.
-func Pools(from, to, step, seeds int) (*PoolReport, error) {
+// and with so many seeds of the workload. It tells observe how many runs are done.
+func Pools(from, to, step, seeds int, observe func(done, all int)) (*PoolReport, error) {
 	rep := &PoolReport{}
+	done, all := 0, ((to-from)/step+1)*seeds*3
 	for b := from; b <= to; b += step {
 		row := PoolRow{Blocks: b, Sessions: float64(b) / sessionBlocks, Seeds: seeds}
 		base := PublishedCluster(b)
@@ -74,6 +75,8 @@ func Pools(from, to, step, seeds int) (*PoolReport, error) {
 					return nil, fmt.Errorf("%d blocks, seed %d, arm %s: %w", b, seed, a.Name, err)
 				}
 				got[i] = Summarise(a.Name, r)
+				done++
+				observe(done, all)
 			}
 			g, ratio := &got[2], got[2].TPOTp95MS/got[0].TPOTp95MS
 			row.PlainHits.add(float64(got[1].Hits))

@@ -9,8 +9,14 @@ import (
 // Targets that hold wherever in the range the pool lies, and for every seed;
 // that of the time to a first token holds on average.
 func TestPoolsAndSeeds(t *testing.T) {
-	rep, err := Pools(900, 1000, 50, 3)
+	seen := 0
+	rep, err := Pools(900, 1000, 50, 3, func(done, all int) {
+		seen++
+		require.Equal(t, seen, done)
+		require.Equal(t, 27, all)
+	})
 	require.NoError(t, err)
+	require.Equal(t, 27, seen)
 	require.Len(t, rep.Rows, 3)
 	for _, r := range rep.Rows {
 		require.Equal(t, 3, r.Seeds)

@@ -83,6 +83,14 @@ type Result struct {
 	Faults        FaultCounts
 }
 
+// ended notes a request that has ended.
+func (c *Cluster) ended(rec Record) {
+	c.result.add(rec)
+	if c.cfg.Observe != nil {
+		c.cfg.Observe(len(c.result.Records))
+	}
+}
+
 func (r *Result) add(rec Record) {
 	r.Records = append(r.Records, rec)
 	if rec.Failed {

@@ -46,16 +46,18 @@ func ScaleStudy(instances int) StudyConfig {
 const fleetRate = 60_000.0 / 3600
 
 // Fleet plays so many single requests of 2,048 tokens in and 100 out through
-// ordinary P/D on so many instances, as dense as 60,000 in an hour on 1,000.
-func Fleet(instances, requests int) (*ScaleReport, error) {
+// ordinary P/D on so many instances, as dense as 60,000 in an hour on 1,000. It
+// tells observe how many have ended.
+func Fleet(instances, requests int, observe func(done, all int)) (*ScaleReport, error) {
 	rate := fleetRate * float64(instances) / 1000
-	return scaleRun("scale", ScaleStudy(instances).Cluster(ProfilePD), NewSingles(requests, float64(requests)/rate, 2048, 100))
+	return scaleRun("scale", ScaleStudy(instances).Cluster(ProfilePD), NewSingles(requests, float64(requests)/rate, 2048, 100), observe)
 }
 
 // Crowd plays so many sessions of two turns, some 600 new ones a second, through
 // 16 Prefillers and 16 Decoders that append-prefill. Each is open for half a
-// minute: fewer than 20,000 are at a time.
-func Crowd(sessions int) (*ScaleReport, error) {
+// minute: fewer than 20,000 are at a time. It tells observe how many turns have
+// ended.
+func Crowd(sessions int, observe func(done, all int)) (*ScaleReport, error) {
 	s := DefaultStudy()
 	s.Prefillers, s.Decoders, s.Ranks = 16, 16, 1
 	s.PrefillBlocks, s.DecodeBlocks = 4096, 12288
@@ -63,10 +65,12 @@ func Crowd(sessions int) (*ScaleReport, error) {
 	load := &Conversations{
 		Count: sessions, Rounds: 2, Window: float64(sessions) / 600, ThinkTime: 30, PromptMin: 200, PromptMax: 300, AddMin: 20, AddMax: 60, OutMin: 4, OutMax: 8, Seed: 1,
 	}
-	return scaleRun("sessions", s.Cluster(ProfileGuarded), load)
+	return scaleRun("sessions", s.Cluster(ProfileGuarded), load, observe)
 }
 
-func scaleRun(name string, cfg ClusterConfig, load *Conversations) (*ScaleReport, error) {
+func scaleRun(name string, cfg ClusterConfig, load *Conversations, observe func(done, all int)) (*ScaleReport, error) {
+	all := load.Count * load.Rounds
+	cfg.Observe = func(ended int) { observe(ended, all) }
 	r, err := runOnce(cfg, load)
 	if err != nil {
 		return nil, err

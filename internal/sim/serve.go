@@ -363,7 +363,7 @@ func (c *Cluster) done(i int32) {
 		Result: route.Completed, PromptTokens: len(tr.prompt), CachedTokens: int(tr.rec.Cached), OutputTokens: int(tr.rec.Out),
 		End: last && c.cfg.Ends == EndsAnnounced,
 	})
-	c.result.add(tr.rec)
+	c.ended(tr.rec)
 	if last {
 		delete(c.live, s)
 	} else {
