@@ -38,6 +38,7 @@ type device struct {
 
 	device arena.Arena
 	pinned arena.Arena
+	shared arena.Arena // memory that another process may map: alone in what it is given
 	poolMu sync.Mutex
 	pool   *stream // owns pool memory's order; nil until first used
 
@@ -104,6 +105,7 @@ func (Backend) Open(ordinal int, o ascendrt.OpenOptions) (ascendrt.Device, error
 	}
 	d.device = arena.Arena{Chunk: deviceChunk, Align: align, Grow: d.driverAlloc, Shrink: d.driverFree}
 	d.pinned = arena.Arena{Chunk: pinnedChunk, Align: align, Grow: d.hostAlloc, Shrink: d.hostFree}
+	d.shared = arena.Arena{Chunk: 1, Align: align, Grow: d.sharedAlloc, Shrink: d.driverFree}
 	if o.ArenaBytes > 0 {
 		err = d.device.Reserve(int(o.ArenaBytes))
 	}
@@ -213,6 +215,7 @@ func (d *device) giveBack(streams []*stream) error {
 	}
 	d.EndImports()
 	d.pinned.Close()
+	d.shared.Close()
 	d.device.Close()
 	return d.releaseContext()
 }

@@ -19,7 +19,7 @@ func (d *device) memory() memory.Driver {
 	return memory.Driver{
 		Place: d.place, Release: d.release, Info: d.driverMemInfo,
 		Share: memory.Sharing{
-			Magic: shareMagic, KeyBytes: shareKey, From: memory.FromArena, Import: d.ipcImport,
+			Magic: shareMagic, KeyBytes: shareKey, From: memory.FromShared, Import: d.ipcImport,
 			Export: func(a *memory.Alloc) ([]byte, error) { return d.ipcExport(a.Piece.Base) },
 			Close:  func(_ []byte, base uint64) { d.ipcClose(base) },
 		},
@@ -38,11 +38,21 @@ func (d *device) place(a *memory.Alloc, p ascendrt.Placement) (err error) {
 			a.Addr, err = d.poolAlloc(max(a.Len, 1), s.raw)
 		}
 		return err
+	case p == ascendrt.PlaceShareable:
+		a.From = memory.FromShared
+		a.Piece, err = d.shared.Get(a.Len)
 	default:
 		a.Piece, err = d.device.Get(a.Len)
 	}
 	a.Addr = a.Piece.Addr
 	return err
+}
+
+// sharedAlloc takes memory that another process may map. The driver shares whole
+// blocks of this size, so that nothing else may lie in them.
+func (d *device) sharedAlloc(n int) (uint64, error) {
+	const block = 2 << 20
+	return d.driverAlloc((n + block - 1) &^ (block - 1))
 }
 
 // poolStream is the stream whose order pool memory follows; it carries nothing else.
@@ -72,6 +82,8 @@ func (d *device) release(a *memory.Alloc) {
 		d.pinned.Put(a.Piece)
 	case a.From == memory.FromPool:
 		d.poolFree(a.Addr, d.pool.raw)
+	case a.From == memory.FromShared:
+		d.shared.Put(a.Piece)
 	default:
 		d.device.Put(a.Piece)
 	}

@@ -234,7 +234,7 @@ func (t *translator) direction(dst, src uint64, n int) (uint32, error) {
 		return recHtoD, nil
 	case to.Host:
 		return recDtoH, nil
-	case to.From == memory.FromArena && from.From == memory.FromArena:
+	case to.From <= memory.FromShared && from.From <= memory.FromShared:
 		return recDtoD, nil
 	}
 	return recCopy, nil

@@ -8,22 +8,26 @@
 #include <cstring>
 #include <deque>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 enum {
-	INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, INVALID_HANDLE = 400,
+	INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, ILLEGAL_ADDRESS = 700, NOT_PERMITTED = 800, INVALID_HANDLE = 400,
 	NOT_FOUND = 500, NOT_READY = 600, LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNJOINED = 904,
 	CAPTURE_ISOLATION = 905, CAPTURE_WRONG_THREAD = 908,
 };
 
-struct CUctx_st { int x; };
+struct CUctx_st { int device; };
 struct node_body { // what a node does; kernels can be changed
 	std::function<bool()> run; // false: a fault
 	std::function<std::function<void()>()> at_launch; // external events: what run does is settled when the graph is launched
@@ -55,7 +59,8 @@ struct CUmod_st { std::string image; };
 struct CUfunc_st { emu_kernel body; };
 
 static std::atomic<unsigned> sticky{ 0 };
-static CUctx_st context;
+static const int most_devices = 8;
+static CUctx_st contexts[most_devices];
 static thread_local CUctx_st *current_context;
 
 struct CUstream_st {
@@ -95,8 +100,14 @@ struct CUstream_st {
 	}
 };
 
+struct region {
+	size_t n;
+	int fd = -1;           // of device memory: another process may map it
+	bool exported = false; // a handle of it was made
+	bool foreign = false;  // of another process
+};
 static std::mutex heap_mu;
-static std::map<uint64_t, size_t> heap; // live device and pinned memory
+static std::map<uint64_t, region> heap; // live device and pinned memory
 static size_t heap_used;
 static const size_t heap_total = size_t(4) << 30;
 
@@ -105,7 +116,7 @@ static bool inside(uint64_t p, size_t n) {
 	auto it = heap.upper_bound(p);
 	if (it == heap.begin()) return false;
 	--it;
-	return p + n <= it->first + it->second;
+	return p + n <= it->first + it->second.n;
 }
 
 static std::mutex capture_mu;
@@ -153,10 +164,15 @@ API init(unsigned) { return 0; }
 API driver_version(int *v) { *v = 13000; return 0; }
 API error_name(unsigned rc, const char **out) { *out = rc == LAUNCH_FAILED ? "CUDA_ERROR_LAUNCH_FAILED" : rc == OUT_OF_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_EMULATED"; return 0; }
 API error_string(unsigned, const char **out) { *out = "emulated error"; return 0; }
-API device_count(int *n) { *n = 1; return 0; }
-API device_get(int *d, int i) { if (i) return INVALID_DEVICE; *d = 0; return 0; }
+static int devices() {
+	const char *v = getenv("SLUICE_CUDA_EMU_DEVICES");
+	int n = v ? atoi(v) : 1;
+	return n < 1 ? 1 : n > most_devices ? most_devices : n;
+}
+API device_count(int *n) { *n = devices(); return 0; }
+API device_get(int *d, int i) { if (i < 0 || i >= devices()) return INVALID_DEVICE; *d = i; return 0; }
 API device_name(char *p, int n, int) { strncpy(p, "emulated GPU", n); return 0; }
-API device_uuid(CUuuid_st *u, int) { memset(u, 7, sizeof *u); return 0; }
+API device_uuid(CUuuid_st *u, int d) { memset(u, 7 + d, sizeof *u); return 0; }
 API device_total(size_t *n, int) { *n = heap_total; return 0; }
 API device_attribute(int *v, unsigned a, int) {
 	switch (a) {
@@ -168,7 +184,7 @@ API device_attribute(int *v, unsigned a, int) {
 	}
 	return 0;
 }
-API context_retain(sl_ctx *c, int) { LAX; *c = &context; return 0; }
+API context_retain(sl_ctx *c, int d) { LAX; if (d < 0 || d >= devices()) return INVALID_DEVICE; contexts[d].device = d; *c = &contexts[d]; return 0; }
 API context_release(int) { LAX; return 0; }
 API context_set(sl_ctx c) { current_context = c; return 0; }
 API priorities(int *low, int *high) { CHECK; *low = 0, *high = -5; return 0; }
@@ -185,30 +201,112 @@ static sl_result take(uint64_t *p, size_t n) {
 	if (!m) return OUT_OF_MEMORY;
 	memset(m, 0xff, n < (4 << 20) ? n : 4 << 20); // what was never written is NaN, near the start
 	*p = uint64_t(m);
-	heap[*p] = n;
+	heap[*p] = region{ n };
+	heap_used += n;
+	return 0;
+}
+// take_device takes memory that another process may map.
+static sl_result take_device(uint64_t *p, size_t n) {
+	std::lock_guard<std::mutex> l(heap_mu);
+	if (n > heap_total - heap_used) return OUT_OF_MEMORY;
+	int fd = memfd_create("emulated-cuda", MFD_CLOEXEC);
+	if (fd < 0) return OUT_OF_MEMORY;
+	void *m = ftruncate(fd, n) ? MAP_FAILED : mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (m == MAP_FAILED) { close(fd); return OUT_OF_MEMORY; }
+	memset(m, 0xff, n < (4 << 20) ? n : 4 << 20);
+	*p = uint64_t(m);
+	heap[*p] = region{ n, fd };
 	heap_used += n;
 	return 0;
 }
 static sl_result give(uint64_t p) {
 	std::lock_guard<std::mutex> l(heap_mu);
 	auto it = heap.find(p);
-	if (it == heap.end()) return INVALID_VALUE;
-	heap_used -= it->second;
+	if (it == heap.end() || it->second.foreign) return INVALID_VALUE;
+	region r = it->second;
+	heap_used -= r.n;
 	heap.erase(it);
-	free(reinterpret_cast<void *>(p));
+	void *m = reinterpret_cast<void *>(p);
+	if (r.fd < 0) { free(m); return 0; }
+	if (r.exported) memset(m, 0xff, r.n); // whoever still reads it sees NaN
+	munmap(m, r.n);
+	close(r.fd);
 	return 0;
 }
-API mem_alloc(sl_ptr *p, size_t n) { UNSAFE; uint64_t a; sl_result rc = n ? take(&a, n) : INVALID_VALUE; if (!rc) *p = a; return rc; }
+API mem_alloc(sl_ptr *p, size_t n) { UNSAFE; uint64_t a; sl_result rc = n ? take_device(&a, n) : INVALID_VALUE; if (!rc) *p = a; return rc; }
+
+// A handle: what another process needs to find the memory, and to be sure of it.
+struct handle { char magic[8]; int64_t pid; int32_t fd, device; uint64_t size, inode; };
+static const char handle_magic[8] = { 'e', 'm', 'u', ' ', 'i', 'p', 'c', 0 };
+static_assert(sizeof(handle) <= sizeof(CUipcMemHandle_st), "a handle fits");
+struct opened { uint64_t p; int users; };
+static std::map<std::string, opened> imports;
+
+API ipc_export(CUipcMemHandle_st *out, sl_ptr p) {
+	CHECK;
+	std::lock_guard<std::mutex> l(heap_mu);
+	auto it = heap.find(p); // stricter: only the start of an allocation
+	struct stat st;
+	if (it == heap.end() || it->second.fd < 0 || it->second.foreign || fstat(it->second.fd, &st)) return INVALID_VALUE;
+	it->second.exported = true;
+	handle h = { {}, getpid(), it->second.fd, current_context->device, it->second.n, st.st_ino };
+	memcpy(h.magic, handle_magic, sizeof h.magic);
+	memset(out, 0, sizeof *out);
+	memcpy(out, &h, sizeof h);
+	return 0;
+}
+API ipc_import(sl_ptr *p, CUipcMemHandle_st in, unsigned flags) {
+	CHECK;
+	handle h;
+	memcpy(&h, &in, sizeof h);
+	if (flags != SL_IPC_LAZY_PEER || memcmp(h.magic, handle_magic, sizeof h.magic)) return INVALID_VALUE;
+	if (getenv("SLUICE_CUDA_EMU_NO_IPC")) return NOT_PERMITTED; // as in another container
+	if (h.pid == getpid()) return INVALID_CONTEXT;
+	if (h.device >= devices()) return INVALID_DEVICE;
+	std::lock_guard<std::mutex> l(heap_mu);
+	std::string key(in.reserved, sizeof in.reserved);
+	auto known = imports.find(key);
+	if (known != imports.end()) { known->second.users++; *p = known->second.p; return 0; }
+	int fd = open(("/proc/" + std::to_string(h.pid) + "/fd/" + std::to_string(h.fd)).c_str(), O_RDWR | O_CLOEXEC);
+	if (fd < 0) return INVALID_HANDLE; // the exporter is gone
+	struct stat st;
+	void *m = MAP_FAILED;
+	if (!fstat(fd, &st) && st.st_ino == h.inode && uint64_t(st.st_size) == h.size) m = mmap(nullptr, h.size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	close(fd);
+	if (m == MAP_FAILED) return INVALID_HANDLE; // freed
+	*p = uint64_t(m);
+	region r = { h.size };
+	r.foreign = true;
+	heap[*p] = r;
+	imports[key] = opened{ *p, 1 };
+	return 0;
+}
+API ipc_close(sl_ptr p) {
+	CHECK;
+	std::lock_guard<std::mutex> l(heap_mu);
+	for (auto it = imports.begin(); it != imports.end(); ++it) {
+		if (it->second.p != p) continue;
+		if (--it->second.users) return 0;
+		munmap(reinterpret_cast<void *>(p), heap[p].n);
+		heap.erase(p);
+		imports.erase(it);
+		return 0;
+	}
+	return INVALID_VALUE;
+}
 API mem_free(sl_ptr p) { UNSAFE; return p ? give(p) : 0; }
 API host_alloc(void **p, size_t n, unsigned) { UNSAFE; uint64_t a; sl_result rc = take(&a, n); if (!rc) *p = reinterpret_cast<void *>(a); return rc; }
 API host_free(void *p) { UNSAFE; return give(uint64_t(p)); }
-API host_register(void *p, size_t n, unsigned) { UNSAFE; std::lock_guard<std::mutex> l(heap_mu); heap[uint64_t(p)] = n; return 0; }
+API host_register(void *p, size_t n, unsigned) { UNSAFE; std::lock_guard<std::mutex> l(heap_mu); heap[uint64_t(p)] = region{ n }; return 0; }
 API host_unregister(void *p) { UNSAFE; std::lock_guard<std::mutex> l(heap_mu); return heap.erase(uint64_t(p)) ? 0 : INVALID_VALUE; }
 API host_pointer(sl_ptr *d, void *p, unsigned) { CHECK; *d = uint64_t(p); return 0; }
 API copy(sl_ptr dst, sl_ptr src, size_t n, sl_stream s) {
 	LAX;
 	if (!inside(dst, n) || !inside(src, n)) return INVALID_VALUE;
-	return enqueue(s, plain([=] { memmove(reinterpret_cast<void *>(dst), reinterpret_cast<void *>(src), n); }));
+	return enqueue(s, plain([=] {
+		if (!inside(dst, n) || !inside(src, n)) { fault(ILLEGAL_ADDRESS); return; } // freed, or closed, before the copy ran
+		memmove(reinterpret_cast<void *>(dst), reinterpret_cast<void *>(src), n);
+	}));
 }
 API copy_to_device(sl_ptr dst, const void *src, size_t n, sl_stream s) { return copy(dst, uint64_t(src), n, s); }
 API copy_to_host(void *dst, sl_ptr src, size_t n, sl_stream s) { return copy(uint64_t(dst), src, n, s); }
@@ -225,7 +323,7 @@ API fill(sl_ptr p, unsigned char v, size_t n, sl_stream s) {
 }
 API pool_get(sl_pool *p, int) { CHECK; *p = nullptr; return 0; }
 API pool_set(sl_pool, unsigned, void *) { CHECK; return 0; }
-API pool_alloc(sl_ptr *p, size_t n, sl_stream) { return mem_alloc(p, n); }
+API pool_alloc(sl_ptr *p, size_t n, sl_stream) { UNSAFE; uint64_t a; sl_result rc = n ? take(&a, n) : INVALID_VALUE; if (!rc) *p = a; return rc; }
 API pool_free(sl_ptr p, sl_stream s) { LAX; s->push([=] { give(p); }); return 0; }
 
 API stream_new(sl_stream *s, unsigned, int) { UNSAFE; *s = new CUstream_st; return 0; }
@@ -431,6 +529,7 @@ static std::map<std::string, symbol> symbols = {
 	SYM(cuModuleLoadDataEx, module_load), SYM(cuModuleUnload, module_free), SYM(cuModuleGetFunction, module_function), SYM(cuFuncSetAttribute, function_set),
 	SYM(cuLaunchKernel, launch), SYM(cuStreamBeginCapture, begin_capture), SYM(cuStreamEndCapture, end_capture), SYM(cuStreamGetCaptureInfo, capture_info),
 	SYM(cuGraphDestroy, graph_free), SYM(cuGraphGetNodes, graph_nodes), SYM(cuGraphInstantiateWithFlags, instantiate), SYM(cuGraphUpload, upload),
+	SYM(cuIpcGetMemHandle, ipc_export), SYM(cuIpcOpenMemHandle, ipc_import), SYM(cuIpcCloseMemHandle, ipc_close),
 	SYM(cuGraphLaunch, graph_launch), SYM(cuGraphExecDestroy, exec_free), SYM(cuGraphExecKernelNodeSetParams, set_params),
 };
 
