@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/connector"
 	"github.com/sluice-serving/sluice/kvcache"
 )
@@ -21,6 +22,7 @@ func TestMain(m *testing.M) {
 		child()
 		return
 	}
+	noDevices = useDevices()
 	goleak.VerifyTestMain(m)
 }
 
@@ -55,6 +57,7 @@ type engine struct {
 	s       *Scheduler
 	regions []connector.Region
 	step    uint64
+	dev     ascendrt.Device // nil: its KV is on the heap
 }
 
 type option func(*WorkerConfig, *SchedulerConfig, *connector.Layout)
@@ -67,6 +70,11 @@ func newEngine(t *testing.T, id string, role Role, seed uint64, opts ...option) 
 }
 
 func startEngine(t require.TestingT, id string, role Role, seed uint64, opts ...option) *engine {
+	return startEngineIn(t, func(b []byte) connector.Memory { return hostRegion(b) }, id, role, seed, opts...)
+}
+
+// startEngineIn has its KV where place puts it.
+func startEngineIn(t require.TestingT, place func([]byte) connector.Memory, id string, role Role, seed uint64, opts ...option) *engine {
 	wc := WorkerConfig{EngineID: id, Lease: 5 * time.Second, Call: 2 * time.Second}
 	sc := SchedulerConfig{Role: role, BlockSize: testBlockSize, Lease: 5 * time.Second, Load: 20 * time.Second}
 	layout := testLayout(1)
@@ -85,9 +93,9 @@ func startEngine(t require.TestingT, id string, role Role, seed uint64, opts ...
 	for g := range layout.Groups {
 		for layer := range testLayers {
 			for _, name := range []string{"k", "v"} {
-				mem := make(hostRegion, layout.Blocks*testBlockBytes)
+				mem := make([]byte, layout.Blocks*testBlockBytes)
 				r.Read(mem)
-				e.regions = append(e.regions, connector.Region{Group: g, Layer: layer, Name: name, BlockBytes: testBlockBytes, Memory: mem})
+				e.regions = append(e.regions, connector.Region{Group: g, Layer: layer, Name: name, BlockBytes: testBlockBytes, Memory: place(mem)})
 			}
 		}
 	}
@@ -98,7 +106,13 @@ func startEngine(t require.TestingT, id string, role Role, seed uint64, opts ...
 // block is the bytes of one block in one region.
 func (e *engine) block(region int, b kvcache.BlockID) []byte {
 	r := e.regions[region]
-	return r.Memory.(hostRegion)[r.Offset(b) : r.Offset(b)+int64(r.BlockBytes)]
+	if h, ok := r.Memory.(hostRegion); ok {
+		return h[r.Offset(b) : r.Offset(b)+int64(r.BlockBytes)]
+	}
+	p := make([]byte, r.BlockBytes)
+	_, err := r.Memory.ReadAt(p, r.Offset(b))
+	require.NoError(e.t, err)
+	return p
 }
 
 // flush hands the scheduler's ops to the worker, as an engine does after Plan.

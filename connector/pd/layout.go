@@ -144,6 +144,9 @@ type memory struct {
 
 func (m memory) Size() int64 { return m.size }
 
+// Unwrap is the engine's memory, for transports that look for more in it.
+func (m memory) Unwrap() any { return m.Memory }
+
 // mapped is memory that the CPU can address.
 type mapped struct {
 	memory

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -27,7 +28,8 @@ import (
 
 // childEnv turns the test binary into a prefiller: its value is "<engine id>
 // <port> <transport>". It answers lines "<slot> <tokens> <first block>" with the
-// parameters of a finished prompt, and "stats" with its counters.
+// parameters of a finished prompt, "stats" with its counters, "overwrite" once
+// all its KV is another, and "quit" when it has closed.
 const childEnv = "SLUICE_PD_TEST_CHILD"
 
 // fatal is a TestingT for the child.
@@ -39,11 +41,23 @@ func (fatal) FailNow()                          { os.Exit(1) }
 func child() {
 	var id, over string
 	var port int
-	fmt.Sscan(os.Getenv(childEnv), &id, &port, &over)
-	e := startEngine(fatal{}, id, Producer, 1, func(w *WorkerConfig, _ *SchedulerConfig, _ *connector.Layout) {
+	fields := strings.SplitN(os.Getenv(childEnv), " ", 3)
+	id, over = fields[0], fields[2]
+	port, _ = strconv.Atoi(fields[1])
+	listen := func(w *WorkerConfig, _ *SchedulerConfig, _ *connector.Layout) {
 		w.Listen = net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
-		w.Transport = transports[over]
-	})
+	}
+	var e *engine
+	if d, ok := strings.CutPrefix(over, "device "); ok {
+		d, short := strings.CutSuffix(d, " short")
+		e = startOnDevice(fatal{}, d, id, Producer, 1, nil, listen, func(w *WorkerConfig, s *SchedulerConfig, _ *connector.Layout) {
+			if short {
+				w.Lease, w.MaxHold = 300*time.Millisecond, 600*time.Millisecond
+			}
+		})
+	} else {
+		e = startEngine(fatal{}, id, Producer, 1, listen, func(w *WorkerConfig, _ *SchedulerConfig, _ *connector.Layout) { w.Transport = transports[over] })
+	}
 	go func() {
 		for ev := range e.w.Events() {
 			_ = ev // the scheduler's side is used by the loop below alone
@@ -54,6 +68,16 @@ func child() {
 		if in.Text() == "stats" {
 			json.NewEncoder(os.Stdout).Encode(e.w.Stats())
 			continue
+		}
+		if in.Text() == "overwrite" {
+			e.overwrite()
+			json.NewEncoder(os.Stdout).Encode(true)
+			continue
+		}
+		if in.Text() == "quit" {
+			e.w.Close()
+			json.NewEncoder(os.Stdout).Encode(true)
+			return
 		}
 		var slot uint32
 		var n, first int

@@ -153,6 +153,7 @@ type Stats struct {
 	ServedReads   uint64 // bytes that peers read here
 	ServedWrites  uint64 // bytes that peers wrote here
 	Fetched       uint64 // bytes that this side took out of peers' memory past the connections
+	Far           uint64 // times that a peer's device memory was found not to be readable, so that it goes through the host
 	Retries       uint64 // parts of transfers sent again after a broken connection
 	Corrupt       uint64 // frames whose checksum did not match
 	Denied        uint64 // accesses without a matching grant

@@ -63,12 +63,16 @@ const (
 // exposure is an exposed region.
 type exposure struct {
 	Exposed
-	base uint64 // address
+	base   uint64           // address; 0 of device memory
+	memory transport.Memory // device memory that neighbours read; nil: another
 }
 
 // expose makes a region readable by peers, where the network can do that.
 func (t *Transport) expose(id transport.RegionID, m transport.Memory) error {
 	mapped, ok := m.(transport.Mapped)
+	if !ok && t.cfg.Near != nil {
+		t.exposeNear(id, m)
+	}
 	if t.direct == nil || !ok {
 		return nil
 	}
@@ -82,7 +86,7 @@ func (t *Transport) expose(id transport.RegionID, m transport.Memory) error {
 	}
 	t.exposedMu.Lock()
 	defer t.exposedMu.Unlock()
-	t.exposed[id] = exposure{x, uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))}
+	t.exposed[id] = exposure{Exposed: x, base: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(mem))))}
 	return nil
 }
 

@@ -5,8 +5,9 @@
 //
 // Every frame is a header of 24 bytes, little endian, and a payload:
 //
-//	0  kind     u8   hello, read, write, data, done, notify, lend, back, offer
-//	1  flags    u8   bit 0: payload checksum present; bit 1: last data frame
+//	0  kind     u8   hello, read, write, data, done, notify, lend, back, offer, card
+//	1  flags    u8   bit 0: payload checksum present; bit 1: last data frame;
+//	                 bit 2: may be lent; bit 3: likewise, device memory
 //	2  status   u16  of a done frame
 //	4  length   u32  payload bytes
 //	8  id       u64  of the request
@@ -27,6 +28,9 @@
 //	read   → lend;  back           → done, an error if the grant has ended meanwhile
 //	offer                          → done
 //
+// Where both sides have a Near they exchange cards behind the hello, and the
+// same three kinds, flagged, move device memory, fetched by the device.
+//
 // A request's payload is the capability (16), the total length (u64), the
 // number of segments (u32) and per segment region (u32), offset (u64), length
 // (u32). An unknown kind, a wrong check, or a length above the kind's limit
@@ -35,5 +39,6 @@
 // # Goroutines
 //
 // A Transport owns its accept loop and one goroutine per accepted connection;
-// a Peer owns Conns goroutines. Close ends them and waits.
+// a Peer owns Conns goroutines, and one more for each idle connection to a
+// neighbour. Close ends them and waits.
 package tcp

@@ -20,11 +20,12 @@ const (
 	kindLend  // answer to a read: where the memory lies
 	kindBack  // the reader is done with what was lent
 	kindOffer // a write that the other side fetches
+	kindCard  // behind the hello: how the sender's device memory is read
 	kindEnd   // first unknown kind
 )
 
 func (k kind) String() string {
-	names := [...]string{"none", "hello", "read", "write", "data", "done", "notify", "lend", "back", "offer"}
+	names := [...]string{"none", "hello", "read", "write", "data", "done", "notify", "lend", "back", "offer", "card"}
 	if int(k) < len(names) {
 		return names[k]
 	}
@@ -35,6 +36,7 @@ const (
 	flagCRC   = 1 << 0
 	flagLast  = 1 << 1
 	flagFetch = 1 << 2 // of a read: the memory may be lent
+	flagNear  = 1 << 3 // of a read, a lend or an offer: device memory that a neighbour reads
 )
 
 type status uint16
@@ -46,6 +48,7 @@ const (
 	statusMemory // the memory itself failed
 	statusCorrupt
 	statusRefused // no handler, or shutting down
+	statusFar     // what was offered cannot be read: send it
 )
 
 // err turns a status and its text into an error with the matching sentinel.
@@ -64,6 +67,8 @@ func (s status) err(text []byte) error {
 		base = transport.ErrMemory
 	case statusRefused:
 		return fmt.Errorf("peer refuses: %q", text)
+	case statusFar:
+		base = ErrFar
 	default:
 		base = transport.ErrProtocol
 	}
@@ -125,6 +130,8 @@ func (k kind) limit() uint32 {
 		return lendBase + maxLendKeys + maxSegments*lendSize
 	case kindOffer:
 		return 4 + kindWrite.limit() + kindLend.limit()
+	case kindCard:
+		return cardHead + MaxCard
 	}
 	return 0
 }
@@ -158,6 +165,7 @@ type hello struct {
 	instance transport.Instance
 	crc      uint16 // 1: this side wants payload checksums
 	fetch    uint16 // 1: this side, which accepted, fetches what is offered
+	near     uint16 // 1: this side has a card
 }
 
 func (h hello) put(b []byte) {
@@ -167,6 +175,7 @@ func (h hello) put(b []byte) {
 	binary.LittleEndian.PutUint16(b[8:], wireVersion)
 	binary.LittleEndian.PutUint16(b[10:], h.crc)
 	binary.LittleEndian.PutUint16(b[12:], h.fetch)
+	binary.LittleEndian.PutUint16(b[14:], h.near)
 	copy(b[16:], h.instance[:])
 }
 
@@ -177,7 +186,10 @@ func parseHello(b []byte) (hello, error) {
 	if v := binary.LittleEndian.Uint16(b[8:]); v != wireVersion {
 		return hello{}, fmt.Errorf("%w: wire version %d, ours is %d", transport.ErrProtocol, v, wireVersion)
 	}
-	return hello{instance: transport.Instance(b[16:32]), crc: binary.LittleEndian.Uint16(b[10:]), fetch: binary.LittleEndian.Uint16(b[12:])}, nil
+	return hello{
+		instance: transport.Instance(b[16:32]), crc: binary.LittleEndian.Uint16(b[10:]), fetch: binary.LittleEndian.Uint16(b[12:]),
+		near: binary.LittleEndian.Uint16(b[14:]),
+	}, nil
 }
 
 // span is one piece of remote memory in a request.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-serving/sluice/connector/transport"
@@ -20,6 +21,7 @@ type peer struct {
 	cancel   context.CancelFunc
 	wg       sync.WaitGroup
 	slots    []*slot
+	near     atomic.Bool // device memory need not travel on the connections
 
 	mu     sync.Mutex
 	cond   *sync.Cond
@@ -159,7 +161,7 @@ func (p *peer) transfer(ctx context.Context, k kind, c transport.Capability, seg
 		return 0, nil
 	}
 	o := &op{kind: k, key: c, failed: make([]bool, len(segs)), done: make(chan struct{})}
-	o.cut(segs, regions, min(p.t.cfg.ChunkBytes, max(total/int64(p.t.cfg.Conns), frameBytes)))
+	o.cut(segs, regions, min(p.chunkBytes(regions), max(total/int64(p.t.cfg.Conns), frameBytes)))
 	if err := p.wait(ctx, o); err != nil {
 		te := &transport.TransferError{Err: err}
 		for i, f := range o.failed {

@@ -30,6 +30,7 @@ type chunk struct {
 	total       int64
 	attempts    int
 	slot        *slot // in flight on
+	far         bool  // it has to travel on the connection
 	msg         []byte
 }
 

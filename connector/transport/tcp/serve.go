@@ -69,6 +69,7 @@ func (t *Transport) serve(c, raw net.Conn) {
 	s := &server{t: t, w: newWire(c, t.cfg.StallTimeout), buf: make([]byte, kindRead.limit())}
 	s.raw = raw
 	err := s.run()
+	s.w.leaveNear()
 	if errors.Is(err, transport.ErrProtocol) {
 		t.counters.malformed.Add(1)
 		t.cfg.Log.Warn("tcp transport: connection closed", "peer", c.RemoteAddr().String(), "error", err)
@@ -131,6 +132,9 @@ func (s *server) handshake() error {
 		return err
 	}
 	s.w.crc = ours.crc == 1
+	if ours.near == 1 && theirs.near == 1 {
+		return s.takeCard()
+	}
 	return nil
 }
 
@@ -190,9 +194,12 @@ func (s *server) read(h header) error {
 		return s.done(h.id, refuse)
 	}
 	defer s.release(hold)
+	if ok, err := s.lendNear(h, hold, total); ok {
+		return err
+	}
 	if h.flags&flagFetch != 0 {
 		if b, ok := s.t.appendLend(nil, s.pieces, s.w.crc); ok {
-			return s.lend(h, b, hold, total)
+			return s.lend(header{id: h.id}, b, hold, total)
 		}
 	}
 	memErr, err := s.w.sendData(h.id, &cursor{pieces: s.pieces}, total, revoked(hold))
@@ -209,7 +216,8 @@ func (s *server) read(h header) error {
 // lend tells where the memory lies and waits until the peer is done with it.
 // What the peer has fetched counts only if the grant still stands then.
 func (s *server) lend(h header, b []byte, hold *transport.Hold, total int64) error {
-	if err := s.w.send(header{kind: kindLend, id: h.id}, b); err != nil {
+	h.kind = kindLend
+	if err := s.w.send(h, b); err != nil {
 		return err
 	}
 	back, err := s.w.readHeader(2 * s.t.cfg.StallTimeout) // the peer gives up first
@@ -220,7 +228,7 @@ func (s *server) lend(h header, b []byte, hold *transport.Hold, total int64) err
 		return unexpected(back)
 	}
 	err = revoked(hold)()
-	if err == nil {
+	if err == nil && back.status == statusOK {
 		s.t.counters.servedReads.Add(uint64(total))
 	}
 	return s.done(h.id, err)
@@ -228,7 +236,8 @@ func (s *server) lend(h header, b []byte, hold *transport.Hold, total int64) err
 
 // offer fetches what the peer writes.
 func (s *server) offer(h header) error {
-	if s.w.fetch == nil {
+	near := h.flags&flagNear != 0
+	if !near && s.w.fetch == nil || near && s.t.cfg.Near == nil {
 		return unexpected(h)
 	}
 	b, err := s.w.readPayload(h, make([]byte, h.length)) // at most the limit of the kind
@@ -250,7 +259,13 @@ func (s *server) offer(h header) error {
 	if err != nil {
 		return err
 	}
-	if refuse == nil {
+	switch {
+	case refuse != nil:
+	case near && !s.t.allNear(s.pieces):
+		refuse = ErrFar
+	case near:
+		refuse = s.t.borrowNear(s.w, l, s.pieces, total)
+	default:
 		if refuse, err = s.w.borrow(l, s.pieces, total); err != nil {
 			return err
 		}
@@ -347,6 +362,8 @@ func (s *server) done(id uint64, err error) error {
 	case errors.Is(err, transport.ErrCorrupt):
 		h.status = statusCorrupt
 		s.t.counters.corrupt.Add(1)
+	case errors.Is(err, ErrFar):
+		h.status = statusFar
 	case errors.Is(err, errNoHandler):
 		h.status = statusRefused
 	default:

@@ -51,17 +51,13 @@ func (s *slot) run() {
 	defer s.disconnect()
 	var pending []*chunk
 	var ids []uint64
-	atOnce := depth
-	if s.p.t.direct != nil {
-		atOnce = 1 // what is lent is given back before the next request
-	}
 	for {
 		var only kind
 		if len(pending) > 0 {
 			only = pending[0].op.kind
 		}
-		if len(pending) < atOnce {
-			if c := s.p.take(s, only, len(pending) == 0); c != nil {
+		if len(pending) < s.atOnce() {
+			if c := s.next(only, len(pending) == 0); c != nil {
 				if len(pending) == 0 {
 					s.idle = s.w != nil
 				}
@@ -88,12 +84,38 @@ func (s *slot) run() {
 		}
 		s.idle = false
 		again := final
+		if errors.Is(chunkErr, ErrFar) {
+			pending[0].far = true
+			pending[0].attempts-- // the connection itself was not at fault
+			again = repeat
+		}
 		if errors.Is(chunkErr, transport.ErrCorrupt) {
 			again = repeat
 		}
 		s.p.finish(pending[0], chunkErr, again)
 		pending, ids = pending[1:], ids[1:]
 	}
+}
+
+// next is the next chunk, waited for if there is nothing else to do.
+func (s *slot) next(only kind, wait bool) *chunk {
+	if !wait || s.w == nil || s.w.near == nil {
+		return s.p.take(s, only, wait)
+	}
+	if c := s.p.take(s, only, false); c != nil {
+		return c
+	}
+	stop := s.w.watch()
+	defer stop()
+	return s.p.take(s, only, true)
+}
+
+// atOnce is how many requests may be on the connection.
+func (s *slot) atOnce() int {
+	if s.p.t.direct != nil || s.w != nil && s.w.near != nil {
+		return 1 // what is lent is given back before the next request
+	}
+	return depth
 }
 
 // broken drops the connection and queues its chunks again, or fails them.
@@ -153,9 +175,17 @@ func (s *slot) start(c *chunk) (error, error) {
 			return nil, s.w.send(header{kind: kindOffer, id: s.id}, b)
 		}
 	}
+	if o.kind == kindWrite {
+		if ok, err := s.offerNear(c, payload); ok {
+			return nil, err
+		}
+	}
 	var flags uint8
 	if s.w.fetch != nil && o.kind == kindRead {
 		flags = flagFetch
+	}
+	if s.w.near != nil && !c.far && o.kind == kindRead && s.p.t.allNear(c.pieces) {
+		flags |= flagNear
 	}
 	if err := s.w.send(header{kind: o.kind, flags: flags, id: s.id}, payload); err != nil || o.kind == kindRead {
 		return nil, err
@@ -191,9 +221,12 @@ func (s *slot) receive(c *chunk, id uint64) (error, error) {
 			if err := h.status.err(text); err != nil {
 				return err, nil
 			}
+			if borrowed && chunkErr == nil {
+				s.p.t.counters.fetched.Add(uint64(c.total))
+			}
 			return chunkErr, nil
 		case kindLend:
-			if c.op.kind != kindRead || s.w.fetch == nil || borrowed || left < c.total {
+			if c.op.kind != kindRead || borrowed || left < c.total || !s.mayLend(h, c) {
 				return nil, unexpected(h)
 			}
 			if chunkErr, err = s.borrow(h, c); err != nil {
@@ -225,6 +258,14 @@ func (s *slot) receive(c *chunk, id uint64) (error, error) {
 	}
 }
 
+// mayLend reports whether a chunk can be answered with this frame.
+func (s *slot) mayLend(h header, c *chunk) bool {
+	if h.flags&flagNear != 0 {
+		return s.w.near != nil && !c.far && s.p.t.allNear(c.pieces)
+	}
+	return s.w.fetch != nil
+}
+
 // borrow fetches what the peer lends and says that it is done with it.
 func (s *slot) borrow(h header, c *chunk) (error, error) {
 	b, err := s.w.readPayload(h, make([]byte, h.length)) // at most the limit of the kind
@@ -235,16 +276,20 @@ func (s *slot) borrow(h header, c *chunk) (error, error) {
 	if err != nil {
 		return nil, err
 	}
-	chunkErr, err := s.w.borrow(l, c.pieces, c.total)
-	if err != nil {
+	var chunkErr error
+	if h.flags&flagNear != 0 {
+		chunkErr = s.p.t.borrowNear(s.w, l, c.pieces, c.total)
+	} else if chunkErr, err = s.w.borrow(l, c.pieces, c.total); err != nil {
 		return nil, err
 	}
-	if chunkErr == nil {
-		s.p.t.counters.fetched.Add(uint64(c.total))
-	} else if errors.Is(chunkErr, transport.ErrCorrupt) {
+	if errors.Is(chunkErr, transport.ErrCorrupt) {
 		s.p.t.counters.corrupt.Add(1)
 	}
-	return chunkErr, s.w.send(header{kind: kindBack, id: h.id}, nil)
+	back := header{kind: kindBack, id: h.id}
+	if errors.Is(chunkErr, ErrFar) {
+		back.status = statusFar // nothing was read
+	}
+	return chunkErr, s.w.send(back, nil)
 }
 
 func unexpected(h header) error {
@@ -301,6 +346,9 @@ func (p *peer) dial(ctx context.Context) (*wire, hello, error) {
 	if err != nil {
 		p.t.counters.openConns.Add(-1)
 		c.Close()
+		if w != nil {
+			w.leaveNear()
+		}
 		return nil, hello{}, fmt.Errorf("%w: %w", transport.ErrUnreachable, err)
 	}
 	return w, theirs, nil
@@ -347,10 +395,14 @@ func (p *peer) greet(ctx context.Context, c net.Conn) (*wire, hello, error) {
 	}
 	w.crc = ours.crc == 1 || theirs.crc == 1
 	w.offer = theirs.fetch == 1
+	if err := p.cards(ctx, w, theirs); err != nil {
+		return nil, hello{}, err
+	}
 	return w, theirs, nil
 }
 
 func (p *peer) hangUp(w *wire) {
 	w.conn.Close()
+	w.leaveNear()
 	p.t.counters.openConns.Add(-1)
 }

@@ -52,6 +52,7 @@ type Config struct {
 	WrapConn     func(net.Conn) net.Conn // fault injection below TLS; nil: none
 	Log          *slog.Logger            // nil: silent
 	Network      Network                 // what carries the streams; nil: TCP itself
+	Near         Near                    // reads device memory of peers on this host; nil: it travels on the streams
 }
 
 // Network makes the streams that carry the frames. The transport closes it.
@@ -163,7 +164,7 @@ var _ transport.Transport = (*Transport)(nil)
 type counters struct {
 	read, written, servedReads, servedWrites atomic.Uint64
 	retries, corrupt, denied, malformed      atomic.Uint64
-	dials, accepts, fetched                  atomic.Uint64
+	dials, accepts, fetched, far             atomic.Uint64
 	openConns, openTransfers                 atomic.Int64
 }
 
@@ -197,9 +198,10 @@ func (t *Transport) Instance() transport.Instance { return t.instance }
 // Address is what peers dial.
 func (t *Transport) Address() string { return t.addr }
 
-// Guarded is true where every access is checked: over a Direct network only
-// peers that keep to the protocol are held to their grants.
-func (t *Transport) Guarded() bool { return t.direct == nil }
+// Guarded is true where every access is checked: over a Direct network, and
+// where neighbours read device memory, only peers that keep to the protocol are
+// held to their grants.
+func (t *Transport) Guarded() bool { return t.direct == nil && t.cfg.Near == nil }
 
 // Register makes memory addressable.
 func (t *Transport) Register(m transport.Memory, unit int64) (transport.Descriptor, error) {
@@ -238,7 +240,7 @@ func (t *Transport) Stats() transport.Stats {
 		ReadBytes: c.read.Load(), WrittenBytes: c.written.Load(),
 		ServedReads: c.servedReads.Load(), ServedWrites: c.servedWrites.Load(),
 		Retries: c.retries.Load(), Corrupt: c.corrupt.Load(), Denied: c.denied.Load(), Malformed: c.malformed.Load(),
-		Dials: c.dials.Load(), Accepts: c.accepts.Load(), Fetched: c.fetched.Load(),
+		Dials: c.dials.Load(), Accepts: c.accepts.Load(), Fetched: c.fetched.Load(), Far: c.far.Load(),
 		OpenConns: c.openConns.Load(), OpenTransfers: c.openTransfers.Load(),
 	}
 }
@@ -268,6 +270,9 @@ func (t *Transport) Close() error {
 	for id := range t.exposed { // nobody is left to change it
 		err = errors.Join(err, t.conceal(id))
 	}
+	if t.cfg.Near != nil {
+		err = errors.Join(err, t.cfg.Near.Close())
+	}
 	return errors.Join(err, t.cfg.Network.Close())
 }
 
@@ -275,6 +280,9 @@ func (t *Transport) hello() hello {
 	h := hello{instance: t.instance}
 	if t.cfg.Checksum == CRC32C {
 		h.crc = 1
+	}
+	if t.cfg.Near != nil {
+		h.near = 1
 	}
 	return h
 }

@@ -42,8 +42,10 @@ func (c *cursor) take(n int64) (r *transport.Region, off, length int64) {
 // wire is one connection with its buffers. One goroutine uses it.
 type wire struct {
 	conn  net.Conn
-	fetch Fetcher // nil: what is received travels on conn
-	offer bool    // the other side fetches what is offered
+	fetch Fetcher   // nil: what is received travels on conn
+	offer bool      // the other side fetches what is offered
+	near  Neighbour // nil: device memory of the other side travels on conn
+	lend  bool      // the other side fetches what is offered of device memory
 	br    *bufio.Reader
 	crc   bool // payload checksums in both directions
 	stall time.Duration

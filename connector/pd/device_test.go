@@ -1,0 +1,306 @@
+package pd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/acl"
+	aclemu "github.com/sluice-serving/sluice/ascendrt/acl/emulated"
+	"github.com/sluice-serving/sluice/ascendrt/cuda"
+	cudaemu "github.com/sluice-serving/sluice/ascendrt/cuda/emulated"
+	"github.com/sluice-serving/sluice/connector"
+	"github.com/sluice-serving/sluice/connector/transport"
+	"github.com/sluice-serving/sluice/connector/transport/ipc"
+	"github.com/sluice-serving/sluice/connector/transport/tcp"
+)
+
+// noDevices says why there is neither a device nor an emulated one, by backend.
+var noDevices map[string]error
+
+// useDevices points this process and its children at the emulated runtimes where
+// there is no device.
+func useDevices() map[string]error {
+	return map[string]error{"cuda": cudaemu.Use(), "ascend": aclemu.Use()}
+}
+
+// openDevice opens the first device of a backend.
+func openDevice(backend string) (ascendrt.Device, error) {
+	if backend == "ascend" {
+		return acl.Backend{}.Open(0, ascendrt.OpenOptions{})
+	}
+	return cuda.Backend{}.Open(0, ascendrt.OpenOptions{})
+}
+
+// eachBackend runs a test on every backend that is here.
+func eachBackend(t *testing.T, run func(t *testing.T, backend string)) {
+	for _, backend := range []string{"cuda", "ascend"} {
+		t.Run(backend, func(t *testing.T) {
+			if err := noDevices[backend]; err != nil {
+				t.Skip(err)
+			}
+			dev, err := openDevice(backend)
+			if errors.Is(err, ascendrt.ErrUnavailable) {
+				t.Skip(err)
+			}
+			require.NoError(t, err)
+			require.NoError(t, dev.Close(t.Context()))
+			run(t, backend)
+		})
+	}
+}
+
+// deviceRegion is KV in device memory.
+type deviceRegion struct {
+	dev    ascendrt.Device
+	stream ascendrt.Stream
+	mu     *sync.Mutex
+	buf    ascendrt.Buffer
+}
+
+func (d deviceRegion) DeviceBuffer() ascendrt.Buffer { return d.buf }
+
+func (d deviceRegion) ReadAt(p []byte, off int64) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(p), ascendrt.Download(context.Background(), d.dev, d.stream, p, d.buf.Slice(int(off), len(p)))
+}
+
+func (d deviceRegion) WriteAt(p []byte, off int64) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(p), ascendrt.Upload(context.Background(), d.dev, d.stream, d.buf.Slice(int(off), len(p)), p)
+}
+
+// nearHook lets a test act in the middle of a read by the device.
+type nearHook struct {
+	tcp.Near
+	before, after func()
+}
+
+type neighbourHook struct {
+	tcp.Neighbour
+	h *nearHook
+}
+
+func (h *nearHook) Meet(card []byte) (tcp.Neighbour, error) {
+	n, err := h.Near.Meet(card)
+	if err != nil {
+		return nil, err
+	}
+	return neighbourHook{n, h}, nil
+}
+
+func (n neighbourHook) Fetch(ranges []tcp.NearRange) error {
+	if n.h.before != nil {
+		n.h.before()
+	}
+	err := n.Neighbour.Fetch(ranges)
+	if n.h.after != nil {
+		n.h.after()
+	}
+	return err
+}
+
+// startOnDevice starts an engine whose KV is on a device of its own.
+func startOnDevice(t require.TestingT, backend, id string, role Role, seed uint64, hook *nearHook, opts ...option) *engine {
+	dev, err := openDevice(backend)
+	require.NoError(t, err)
+	stream, err := dev.NewStream(ascendrt.StreamOptions{Role: "test"})
+	require.NoError(t, err)
+	mu := &sync.Mutex{}
+	place := func(b []byte) connector.Memory {
+		buf, err := dev.Alloc(len(b), ascendrt.PlaceShareable)
+		require.NoError(t, err)
+		r := deviceRegion{dev, stream, mu, buf}
+		_, err = r.WriteAt(b, 0)
+		require.NoError(t, err)
+		return r
+	}
+	near := func(w *WorkerConfig, _ *SchedulerConfig, _ *connector.Layout) {
+		w.Transport = func(n transport.Notified) (transport.Transport, error) {
+			made, err := ipc.New(dev)
+			if err != nil {
+				return nil, err
+			}
+			var near tcp.Near = made
+			if hook != nil {
+				hook.Near = made
+				near = hook
+			}
+			return tcp.New(tcp.Config{Notified: n, Near: near})
+		}
+	}
+	e := startEngineIn(t, place, id, role, seed, append([]option{near}, opts...)...)
+	e.dev = dev
+	return e
+}
+
+func newOnDevice(t *testing.T, backend, id string, role Role, seed uint64, hook *nearHook, opts ...option) *engine {
+	t.Helper()
+	e := startOnDevice(t, backend, id, role, seed, hook, opts...)
+	t.Cleanup(func() {
+		require.NoError(t, e.w.Close())
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		require.NoError(t, e.dev.Close(ctx))
+	})
+	return e
+}
+
+// overwrite gives all blocks to somebody else.
+func (e *engine) overwrite() {
+	for _, r := range e.regions {
+		b := make([]byte, testBlocks*testBlockBytes)
+		for i := range b {
+			b[i] = 0xee
+		}
+		_, err := r.Memory.WriteAt(b, 0)
+		require.NoError(e.t, err)
+	}
+}
+
+func (e *engine) transportStats() transport.Stats {
+	return e.w.Transport().(interface{ Stats() transport.Stats }).Stats()
+}
+
+// pullAll loads a prompt and compares what arrived with what P holds.
+func pullAll(t *testing.T, d *engine, slot uint32, n, first int, params *Params) {
+	t.Helper()
+	d.load(remote(slot, n, params), first)
+	ev := d.next()
+	require.Equal(t, connector.Received, ev.Kind, "%v", ev.Err)
+	want := twin(t)
+	for k := range d.regions {
+		for i, b := range params.Blocks[0] {
+			require.Equal(t, want.block(k, b), d.block(k, blockRange(first, len(params.Blocks[0]))[i]), "region %d, block %d", k, b)
+		}
+	}
+}
+
+// Two processes with device memory: KV moves by the device, and none of it on
+// the connections.
+func TestDevicesOfTwoProcesses(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		p := startProcessOver(t, "p-1", 0, "device "+backend)
+		d := newOnDevice(t, backend, "d-1", Consumer, 2, nil)
+		for i := range uint32(5) {
+			n := 9 + 4*int(i)
+			pullAll(t, d, i+1, n, 20, p.prefill(i+1, n, 1+10*int(i)))
+		}
+		s := d.transportStats()
+		require.Positive(t, s.ReadBytes)
+		require.Equal(t, s.ReadBytes, s.Fetched, "past the connections")
+		require.Zero(t, s.Far)
+		eventually(t, "all released, once", func() bool {
+			s := p.stats()
+			return s.LeasesNow == 0 && s.LeasesReleased == 5 && s.ReleasesUnknown == 0 && s.LeasesExpired == 0
+		})
+	})
+}
+
+// Where the runtime refuses to import, KV moves through the host and is right.
+func TestDevicesWithoutImport(t *testing.T) {
+	if err := noDevices["cuda"]; err != nil {
+		t.Skip(err)
+	}
+	if os.Getenv(cudaemu.Driver) == "" {
+		t.Skip("a real driver refuses nothing on request")
+	}
+	t.Setenv("SLUICE_CUDA_EMU_NO_IPC", "1")
+	p := startProcessOver(t, "p-1", 0, "device cuda")
+	d := newOnDevice(t, "cuda", "d-1", Consumer, 2, nil)
+	pullAll(t, d, 1, 33, 20, p.prefill(1, 33, 1))
+	s := d.transportStats()
+	require.Positive(t, s.ReadBytes)
+	require.Zero(t, s.Fetched)
+	require.Positive(t, s.Far)
+}
+
+// P is killed while D's device reads: the load fails, D lives, and what a new P
+// at the same place holds arrives.
+func TestDeviceReadWhosePeerIsKilled(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		for _, when := range []string{"before the copy", "behind the copy"} {
+			t.Run(when, func(t *testing.T) {
+				p := startProcessOver(t, "p-1", 0, "device "+backend)
+				hook := &nearHook{}
+				d := newOnDevice(t, backend, "d-1", Consumer, 2, hook, lease(200*time.Millisecond))
+				pullAll(t, d, 1, 9, 1, p.prefill(1, 9, 1))
+				params, stale := p.prefill(2, 100, 1), p.prefill(3, 9, 1)
+				if when == "before the copy" {
+					hook.before = p.kill
+				} else {
+					hook.after = p.kill
+				}
+				r := remote(2, 100, params)
+				d.load(r, 1)
+				err := d.failedLoad(r.ID)
+				require.True(t, errors.Is(err, ErrLeaseBroken) || errors.Is(err, transport.ErrUnreachable), "%v", err)
+				hook.before, hook.after = nil, nil
+				again := startProcessOver(t, "p-2", params.Port, "device "+backend)
+				next := again.prefill(1, 9, 5)
+				r = remote(3, 9, stale)
+				d.load(r, 20)
+				require.ErrorIs(t, d.failedLoad(r.ID), ErrRestarted)
+				pullAll(t, d, 4, 9, 30, next)
+				require.Equal(t, d.transportStats().ReadBytes, d.transportStats().Fetched)
+				require.NoError(t, d.dev.Health())
+				eventually(t, "nothing is left", func() bool { s := d.w.Stats(); return s.TrackedNow == 0 && s.LoadsNow == 0 })
+			})
+		}
+	})
+}
+
+// The lease runs out while D's device reads, and P gives the blocks to somebody
+// else: D takes nothing of it for KV.
+func TestDeviceReadWhoseLeaseRunsOut(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		p := startProcessOver(t, "p-1", 0, "device "+backend+" short")
+		hook := &nearHook{}
+		d := newOnDevice(t, backend, "d-1", Consumer, 2, hook)
+		params := p.prefill(1, 33, 1)
+		var once sync.Once
+		hook.before = func() {
+			once.Do(func() {
+				eventually(t, "the lease runs out", func() bool { return p.stats().LeasesExpired == 1 })
+				var done bool
+				p.ask("overwrite", &done)
+			})
+		}
+		r := remote(1, 33, params)
+		d.load(r, 1)
+		err := d.failedLoad(r.ID)
+		require.True(t, errors.Is(err, ErrLeaseBroken) || errors.Is(err, transport.ErrDenied) || errors.Is(err, transport.ErrUnreachable), "%v", err)
+	})
+}
+
+// A peer that ends in order and comes back: what was imported of the first is
+// closed, and the second is read.
+func TestDevicePeerEndsAndReturns(t *testing.T) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		d := newOnDevice(t, backend, "d-1", Consumer, 2, nil)
+		before := d.dev.Live().Buffers
+		port := 0
+		for i := range 3 {
+			p := startProcessOver(t, fmt.Sprintf("p-%d", i), port, "device "+backend)
+			params := p.prefill(1, 33, 1+i)
+			port = params.Port
+			pullAll(t, d, uint32(i+1), 33, 20, params)
+			require.Greater(t, d.dev.Live().Buffers, before)
+			eventually(t, "released", func() bool { return p.stats().LeasesNow == 0 })
+			var done bool
+			p.ask("quit", &done)
+			_ = p.cmd.Wait()
+		}
+		require.Equal(t, d.transportStats().ReadBytes, d.transportStats().Fetched)
+		eventually(t, "what was imported is closed", func() bool { return d.dev.Live().Buffers == before })
+	})
+}

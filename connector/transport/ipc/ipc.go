@@ -1,0 +1,299 @@
+package ipc
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/connector/transport"
+	"github.com/sluice-serving/sluice/connector/transport/tcp"
+)
+
+// Near is one device's side. All methods may be called from any goroutine.
+type Near struct {
+	dev    ascendrt.Device
+	card   []byte
+	self   card
+	beacon ascendrt.Buffer
+
+	mu        sync.Mutex
+	stream    ascendrt.Stream // copies
+	cmd       ascendrt.Commands
+	dst, src  []ascendrt.View
+	processes map[string]*process // met, by their name
+	closed    bool
+}
+
+var (
+	_ tcp.Near      = (*Near)(nil)
+	_ tcp.Neighbour = (*neighbour)(nil)
+)
+
+// Memory is device memory that can be opened to other processes. Memory that a
+// transport is given may hide it behind Unwrap.
+type Memory interface {
+	// DeviceBuffer is the memory itself, which was allocated PlaceShareable.
+	DeviceBuffer() ascendrt.Buffer
+}
+
+// New prepares a device. A device or driver that shares no memory between
+// processes is reported as *transport.UnavailableError.
+func New(dev ascendrt.Device) (*Near, error) {
+	host, err := hostName()
+	if err != nil {
+		return nil, &transport.UnavailableError{Transport: "ipc", Reason: err.Error()}
+	}
+	info, caps := dev.Info(), dev.Caps()
+	if !caps.IPCMemory {
+		return nil, &transport.UnavailableError{Transport: "ipc", Reason: "the " + caps.Backend + " backend shares no memory between processes"}
+	}
+	n := &Near{dev: dev, processes: map[string]*process{}}
+	n.self = card{Version: cardVersion, Host: host, Backend: caps.Backend, Device: info.UUID}
+	rand.Read(n.self.Process[:]) // never fails
+	if n.stream, err = dev.NewStream(ascendrt.StreamOptions{Role: "kv ipc"}); err != nil {
+		return nil, fmt.Errorf("ipc: %w", err)
+	}
+	if err := n.light(); err != nil {
+		err = errors.Join(err, n.Close())
+		return nil, &transport.UnavailableError{Transport: "ipc", Reason: err.Error()}
+	}
+	return n, nil
+}
+
+// light makes the beacon and the card.
+func (n *Near) light() error {
+	var err error
+	if n.beacon, err = n.dev.Alloc(len(n.self.Process), ascendrt.PlaceShareable); err != nil {
+		return err
+	}
+	if err := ascendrt.Upload(context.Background(), n.dev, n.stream, n.beacon.View(), n.self.Process[:]); err != nil {
+		return err
+	}
+	if n.self.Beacon, err = n.dev.Export(n.beacon); err != nil {
+		return err
+	}
+	n.card, err = n.self.encode()
+	return err
+}
+
+// Card is what peers are told.
+func (n *Near) Card() []byte { return n.card }
+
+// Meet imports the beacon of a process that is met for the first time.
+func (n *Near) Meet(b []byte) (tcp.Neighbour, error) {
+	c, err := decodeCard(b)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case c.Host != n.self.Host:
+		return nil, errors.New("it is on another host")
+	case c.Backend != n.self.Backend:
+		return nil, fmt.Errorf("its device is of the backend %s, ours of %s", c.Backend, n.self.Backend)
+	case c.Process == n.self.Process:
+		return nil, errors.New("it is this very device")
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return nil, transport.ErrClosed
+	}
+	name := string(c.Process[:])
+	p := n.processes[name]
+	if p == nil {
+		if err := n.look(c); err != nil {
+			return nil, err
+		}
+		p = &process{name: name, regions: map[string]ascendrt.Buffer{}}
+		n.processes[name] = p
+	}
+	p.users++
+	return &neighbour{n: n, p: p}, nil
+}
+
+// look reads the peer's random text through its handle. The lock is held.
+func (n *Near) look(c card) error {
+	b, err := n.dev.Import(c.Beacon)
+	if err != nil {
+		return fmt.Errorf("its memory cannot be imported: %w", err)
+	}
+	var text [len(c.Process)]byte
+	if b.Len() != len(text) {
+		err = fmt.Errorf("its handle leads to %d bytes, want %d", b.Len(), len(text))
+	} else {
+		err = ascendrt.Download(context.Background(), n.dev, n.stream, text[:], b.View())
+	}
+	if err == nil && !bytes.Equal(text[:], c.Process[:]) {
+		err = errors.New("its handle leads to other memory here")
+	}
+	return errors.Join(err, b.FreeAfter(ascendrt.Point{}))
+}
+
+// bufferOf is the device memory behind m, nil if it is none.
+func bufferOf(m any) ascendrt.Buffer {
+	for {
+		if d, ok := m.(Memory); ok {
+			return d.DeviceBuffer()
+		}
+		u, ok := m.(interface{ Unwrap() any })
+		if !ok {
+			return nil
+		}
+		m = u.Unwrap()
+	}
+}
+
+// Expose exports device memory; other memory is not for this.
+func (n *Near) Expose(m transport.Memory) (tcp.Exposed, error) {
+	b := bufferOf(m)
+	if b == nil {
+		return nil, nil
+	}
+	if m.Size() > int64(b.Len()) {
+		return nil, fmt.Errorf("ipc: %d bytes of memory in a buffer of %d", m.Size(), b.Len())
+	}
+	h, err := n.dev.Export(b)
+	if err != nil {
+		return nil, fmt.Errorf("ipc: %w", err)
+	}
+	return exposed(append(bytes.Clone(n.self.Process[:]), h...)), nil
+}
+
+// exposed is the key of memory: the process, then the handle.
+type exposed []byte
+
+func (e exposed) Key() []byte { return e }
+
+// Close has nothing to do: a handle lives as long as its memory.
+func (e exposed) Close() error { return nil }
+
+// Close frees what is left. No neighbour is in use.
+func (n *Near) Close() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return nil
+	}
+	n.closed = true
+	var errs []error
+	for _, p := range n.processes {
+		errs = append(errs, p.close())
+	}
+	clear(n.processes)
+	errs = append(errs, n.stream.Close())
+	if n.beacon != nil {
+		errs = append(errs, n.beacon.FreeAfter(ascendrt.Point{}))
+	}
+	return errors.Join(errs...)
+}
+
+// process is another process's memory as far as it was imported.
+type process struct {
+	name    string
+	users   int                        // neighbours
+	regions map[string]ascendrt.Buffer // by handle
+}
+
+func (p *process) close() error {
+	var errs []error
+	for _, b := range p.regions {
+		errs = append(errs, b.FreeAfter(ascendrt.Point{}))
+	}
+	clear(p.regions)
+	return errors.Join(errs...)
+}
+
+// maxRegions bounds what is imported of one process.
+const maxRegions = 1 << 12
+
+// region imports memory when it is first read. The lock of Near is held.
+func (p *process) region(n *Near, key []byte) (ascendrt.Buffer, error) {
+	name := len(p.name)
+	if len(key) <= name || string(key[:name]) != p.name {
+		return nil, fmt.Errorf("%w: the key is of another process than the card", tcp.ErrFar)
+	}
+	if b := p.regions[string(key[name:])]; b != nil {
+		return b, nil
+	}
+	if len(p.regions) == maxRegions {
+		return nil, fmt.Errorf("%w: more than %d regions", tcp.ErrFar, maxRegions)
+	}
+	b, err := n.dev.Import(key[name:])
+	if err != nil {
+		return nil, fmt.Errorf("%w: import of %s: %w", tcp.ErrFar, hex.EncodeToString(key[:4]), err)
+	}
+	p.regions[string(key[name:])] = b
+	return b, nil
+}
+
+// neighbour is a process as one connection sees it.
+type neighbour struct {
+	n *Near
+	p *process // nil: closed
+}
+
+// Close ends the use of a process; the last one closes what was imported.
+func (x *neighbour) Close() {
+	x.n.mu.Lock()
+	defer x.n.mu.Unlock()
+	p := x.p
+	x.p = nil
+	if p == nil || x.n.closed {
+		return
+	}
+	if p.users--; p.users == 0 {
+		delete(x.n.processes, p.name)
+		_ = p.close() // of a device that is lost or closed; both free everything
+	}
+}
+
+// Fetch copies in one submission and waits for its end.
+func (x *neighbour) Fetch(ranges []tcp.NearRange) error {
+	p, err := x.submit(ranges)
+	if err != nil {
+		return err
+	}
+	return p.Wait(context.Background()) // a copy that was submitted cannot be taken back
+}
+
+func (x *neighbour) submit(ranges []tcp.NearRange) (ascendrt.Point, error) {
+	n := x.n
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed || x.p == nil {
+		return ascendrt.Point{}, transport.ErrClosed
+	}
+	n.dst, n.src = n.dst[:0], n.src[:0]
+	for _, r := range ranges {
+		to := bufferOf(r.Memory)
+		if to == nil {
+			return ascendrt.Point{}, fmt.Errorf("%w: no device memory", tcp.ErrFar)
+		}
+		from, err := x.p.region(n, r.Key)
+		if err != nil {
+			return ascendrt.Point{}, err
+		}
+		n.dst = append(n.dst, slice(to, r.Offset, r.Length))
+		n.src = append(n.src, slice(from, r.From, r.Length))
+	}
+	n.cmd.Reset()
+	n.cmd.CopyBatch(n.dst, n.src)
+	if err := n.cmd.Err(); err != nil {
+		return ascendrt.Point{}, err
+	}
+	p, _, err := n.stream.Submit(&n.cmd)
+	return p, err
+}
+
+// slice is part of a buffer, or an invalid view.
+func slice(b ascendrt.Buffer, off, n int64) ascendrt.View {
+	if off < 0 || n < 0 || off > int64(b.Len()) || n > int64(b.Len())-off {
+		return ascendrt.View{Len: -1}
+	}
+	return b.Slice(int(off), int(n))
+}

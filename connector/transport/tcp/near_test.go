@@ -1,0 +1,331 @@
+package tcp
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-serving/sluice/connector/transport"
+	"github.com/sluice-serving/sluice/connector/transport/conformance"
+)
+
+// beside is a Near within this process: memory is found by its key.
+type beside struct {
+	name     string
+	deaf     atomic.Bool  // it meets nobody
+	far      atomic.Int64 // fetches that find the memory unreadable
+	broken   atomic.Int64 // fetches whose copy fails
+	fetched  atomic.Int64 // bytes
+	open     atomic.Int64 // neighbours
+	exposed  sync.Map     // key → transport.Memory
+	closed   atomic.Bool
+	fetching func() // called by Fetch ahead of the copy
+}
+
+var besides sync.Map // name → *beside
+
+func newBeside() *beside {
+	b := &beside{name: fmt.Sprintf("side %d", lastKey.Add(1)), fetching: func() {}}
+	besides.Store(b.name, b)
+	return b
+}
+
+func (b *beside) Card() []byte { return []byte(b.name) }
+
+func (b *beside) Meet(card []byte) (Neighbour, error) {
+	v, ok := besides.Load(string(card))
+	if !ok || b.deaf.Load() {
+		return nil, errors.New("not of this process")
+	}
+	b.open.Add(1)
+	return &besideYou{b, v.(*beside)}, nil
+}
+
+func (b *beside) Expose(m transport.Memory) (Exposed, error) {
+	key := binary.BigEndian.AppendUint64([]byte("near "), lastKey.Add(1))
+	b.exposed.Store(string(key), m)
+	return besideKey{b, key}, nil
+}
+
+func (b *beside) Close() error { b.closed.Store(true); return nil }
+
+type besideKey struct {
+	b   *beside
+	key []byte
+}
+
+func (k besideKey) Key() []byte  { return k.key }
+func (k besideKey) Close() error { k.b.exposed.Delete(string(k.key)); return nil }
+
+type besideYou struct{ b, you *beside }
+
+func (x *besideYou) Close() { x.b.open.Add(-1) }
+
+func (x *besideYou) Fetch(ranges []NearRange) error {
+	x.b.fetching()
+	if x.b.far.Add(-1) >= 0 {
+		return fmt.Errorf("%w: on this occasion", ErrFar)
+	}
+	if x.b.broken.Add(-1) >= 0 {
+		return errors.New("device lost")
+	}
+	for _, r := range ranges {
+		m, ok := x.you.exposed.Load(string(r.Key))
+		if !ok {
+			return fmt.Errorf("%w: no such key", ErrFar)
+		}
+		p := make([]byte, r.Length)
+		if _, err := m.(transport.Memory).ReadAt(p, r.From); err != nil {
+			return err
+		}
+		if _, err := r.Memory.WriteAt(p, r.Offset); err != nil {
+			return err
+		}
+		x.b.fetched.Add(r.Length)
+	}
+	return nil
+}
+
+// unmapped hides that memory is mapped, as device memory is not.
+type unmapped struct{ *Transport }
+
+func (u unmapped) Register(m transport.Memory, unit int64) (transport.Descriptor, error) {
+	return u.Transport.Register(struct{ transport.Memory }{m}, unit)
+}
+
+func TestConformanceOfNeighbours(t *testing.T) {
+	conformance.Run(t, func(t *testing.T, notified transport.Notified) transport.Transport {
+		near := newBeside()
+		made, err := New(Config{Notified: notified, Near: near, Grace: 10 * time.Second})
+		require.NoError(t, err)
+		require.False(t, made.Guarded())
+		t.Cleanup(func() {
+			require.True(t, near.closed.Load())
+			require.Zero(t, near.open.Load(), "all neighbours are closed")
+		})
+		return unmapped{made}
+	})
+}
+
+// nearSides are two sides with memory that is not mapped, of the same bytes.
+func nearSides(t *testing.T, a, b Config) (x, y *Transport, segs []transport.Segment, read, write transport.Capability, mx, my transport.Host) {
+	t.Helper()
+	x, y, segs, _, _, _ = twoSides(t, a, b)
+	mx, my = make(transport.Host, len(segs)*4096), make(transport.Host, len(segs)*4096)
+	for i := range my {
+		my[i] = byte(i*i>>8 + i)
+	}
+	dx, err := x.Register(struct{ transport.Memory }{mx}, 4096)
+	require.NoError(t, err)
+	dy, err := y.Register(struct{ transport.Memory }{my}, 4096)
+	require.NoError(t, err)
+	units := make([]int32, len(segs))
+	for i := range segs {
+		units[i] = int32(i)
+		segs[i].Local, segs[i].Remote = dx.Region, dy.Region
+	}
+	read, err = y.Grant(transport.PeerReads, []transport.RegionID{dy.Region}, units)
+	require.NoError(t, err)
+	write, err = y.Grant(transport.PeerWrites, []transport.RegionID{dy.Region}, units)
+	require.NoError(t, err)
+	return x, y, segs, read, write, mx, my
+}
+
+func same(t *testing.T, segs []transport.Segment, mx, my []byte) {
+	t.Helper()
+	for _, s := range segs {
+		if !bytes.Equal(my[s.RemoteOffset:s.RemoteOffset+s.Length], mx[s.LocalOffset:s.LocalOffset+s.Length]) {
+			require.FailNow(t, "bytes differ", "%+v", s)
+		}
+	}
+}
+
+// Memory that is not mapped moves past the connections, in both directions, and
+// over them where one side has no Near, meets nobody, or finds the memory
+// unreadable at last; a transfer never fails for it.
+func TestNearAndFar(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		a, b        func(*beside) Near
+		reads, puts int // of the two transfers, how many go past the connections
+		far         bool
+	}{
+		{name: "both near", a: asIs, b: asIs, reads: 1, puts: 1},
+		{name: "reader has none", a: none, b: asIs},
+		{name: "owner has none", a: asIs, b: none},
+		{name: "reader meets nobody", a: deaf, b: asIs, puts: 1, far: true},
+		{name: "owner meets nobody", a: asIs, b: deaf, reads: 1, far: true},
+		{name: "unreadable", a: blind, b: blind, far: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			na, nb := newBeside(), newBeside()
+			x, y, segs, read, write, mx, my := nearSides(t, Config{Near: c.a(na)}, Config{Near: c.b(nb)})
+			p, err := x.Connect(t.Context(), y.Address())
+			require.NoError(t, err)
+			require.NoError(t, p.Read(t.Context(), read, segs))
+			same(t, segs, mx, my)
+			clear(my)
+			require.NoError(t, p.Write(t.Context(), write, segs))
+			same(t, segs, mx, my)
+			total := uint64(len(mx))
+			require.Equal(t, uint64(c.reads)*total, x.Stats().Fetched)
+			require.Equal(t, uint64(c.puts)*total, y.Stats().Fetched)
+			require.Equal(t, c.far, x.Stats().Far+y.Stats().Far > 0)
+			require.Equal(t, total, y.Stats().ServedReads)
+			require.Equal(t, total, y.Stats().ServedWrites)
+		})
+	}
+}
+
+func asIs(b *beside) Near  { return b }
+func none(*beside) Near    { return nil }
+func deaf(b *beside) Near  { b.deaf.Store(true); return b }
+func blind(b *beside) Near { b.far.Store(1 << 40); return b }
+
+// A copy that the device fails is an error of the memory, on either side, and is
+// not tried again by another way.
+func TestNearCopyFails(t *testing.T) {
+	na, nb := newBeside(), newBeside()
+	x, y, segs, read, write, mx, my := nearSides(t, Config{Near: na}, Config{Near: nb})
+	p, err := x.Connect(t.Context(), y.Address())
+	require.NoError(t, err)
+	na.broken.Store(1 << 40)
+	require.ErrorIs(t, p.Read(t.Context(), read, segs), transport.ErrMemory)
+	require.Equal(t, make([]byte, len(mx)), []byte(mx))
+	nb.broken.Store(1 << 40)
+	clear(my)
+	require.ErrorIs(t, p.Write(t.Context(), write, segs), transport.ErrMemory)
+	require.Equal(t, make([]byte, len(my)), []byte(my))
+	na.broken.Store(0)
+	require.NoError(t, p.Read(t.Context(), read, segs), "the connection still works")
+}
+
+// A grant that is revoked while a neighbour copies is told before the read
+// counts as done; Revoke waits for the copy, or cuts the connection.
+func TestRevokeWhileNeighbourCopies(t *testing.T) {
+	na := newBeside()
+	x, y, segs, read, _, mx, my := nearSides(t, Config{Near: na, Conns: 1, Retries: -1}, Config{Near: newBeside(), Grace: 10 * time.Millisecond})
+	p, err := x.Connect(t.Context(), y.Address())
+	require.NoError(t, err)
+	begun, go_on := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	na.fetching = func() { once.Do(func() { close(begun); <-go_on }) }
+	done := make(chan error, 1)
+	go func() { done <- p.Read(t.Context(), read, segs) }()
+	<-begun
+	y.Revoke(read) // returns although the copy has not begun
+	for i := range my {
+		my[i] = 0xee // the blocks are another request's now
+	}
+	close(go_on)
+	err = <-done
+	require.Error(t, err)
+	bad := map[int]bool{}
+	for _, i := range transport.FailedSegments(err, len(segs)) {
+		bad[i] = true
+	}
+	for i, s := range segs {
+		require.True(t, bad[i] || mx[s.LocalOffset] != 0xee, "segment %d has the other request's bytes and is not reported", i)
+	}
+}
+
+// A neighbour that goes away while nothing is asked of it is let go of at once,
+// and a new one is met at the next use.
+func TestIdleNeighbourGoesAway(t *testing.T) {
+	na := newBeside()
+	x, y, segs, read, write, mx, my := nearSides(t, Config{Near: na}, Config{Near: newBeside()})
+	p, err := x.Connect(t.Context(), y.Address())
+	require.NoError(t, err)
+	require.NoError(t, p.Read(t.Context(), read, segs))
+	same(t, segs, mx, my)
+	require.Positive(t, na.open.Load())
+	require.NoError(t, y.Close())
+	for na.open.Load() > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	require.ErrorIs(t, p.Write(t.Context(), write, segs), transport.ErrUnreachable)
+}
+
+// Idle connections that are watched carry the next request as if they were not.
+func TestWatchedConnections(t *testing.T) {
+	na := newBeside()
+	x, y, segs, read, write, mx, my := nearSides(t, Config{Near: na}, Config{Near: newBeside()})
+	p, err := x.Connect(t.Context(), y.Address())
+	require.NoError(t, err)
+	for i := range 50 {
+		my[i]++
+		require.NoError(t, p.Read(t.Context(), read, segs))
+		same(t, segs, mx, my)
+		mx[i]++
+		require.NoError(t, p.Write(t.Context(), write, segs))
+		same(t, segs, mx, my)
+	}
+	require.Zero(t, x.Stats().Retries)
+	require.Equal(t, uint64(x.cfg.Conns), x.Stats().Dials, "none was lost")
+	require.Equal(t, int64(50*len(mx)), na.fetched.Load())
+}
+
+func TestHostileNeighbours(t *testing.T) {
+	near := newBeside()
+	s, err := New(Config{Near: near, StallTimeout: 200 * time.Millisecond, DialTimeout: 200 * time.Millisecond})
+	require.NoError(t, err)
+	defer s.Close()
+	mem := make(transport.Host, 8192)
+	d, err := s.Register(struct{ transport.Memory }{mem}, 4096)
+	require.NoError(t, err)
+	w, err := s.Grant(transport.PeerWrites, []transport.RegionID{d.Region}, []int32{0})
+	require.NoError(t, err)
+	var hi [helloSize]byte
+	hello{near: 1}.put(hi[:])
+	greeting := rawFrame(header{kind: kindHello}, hi[:])
+	card := func(text string) []byte {
+		return append(append([]byte(nil), greeting...), rawFrame(header{kind: kindCard}, []byte(text))...)
+	}
+	write := appendRequest(nil, w, 4096, []span{{d.Region, 0, 4096}})
+	offer := func(rest []byte) []byte {
+		return rawFrame(header{kind: kindOffer, flags: flagNear, id: 1}, append(append(binary.LittleEndian.AppendUint32(nil, uint32(len(write))), write...), rest...))
+	}
+	lend := []byte{0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 'k', 0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255, 0, 16, 0, 0}
+	long := make([]byte, headerSize)
+	header{kind: kindCard, length: kindCard.limit() + 1}.put(long)
+	for name, raw := range map[string][]byte{
+		"no card":                  greeting,
+		"empty card":               card(""),
+		"card too long":            append(append([]byte(nil), greeting...), long...),
+		"read instead of a card":   append(append([]byte(nil), greeting...), rawFrame(header{kind: kindRead}, make([]byte, requestBase))...),
+		"offer of a stranger":      append(card("\x00nobody"), offer(lend)...),
+		"offer of a neighbour":     append(card("\x00"+near.name), offer(lend)...),
+		"offer that lends nothing": append(card("\x00"+near.name), offer(nil)...),
+		"card without a near hello": append(append([]byte(nil), rawHello()...),
+			rawFrame(header{kind: kindCard}, []byte("\x00"+near.name))...),
+	} {
+		c, err := net.Dial("tcp", s.Address())
+		require.NoError(t, err)
+		_, err = c.Write(raw)
+		require.NoError(t, err)
+		require.NoError(t, c.(*net.TCPConn).CloseWrite())
+		require.NoError(t, c.SetReadDeadline(time.Now().Add(10*time.Second)))
+		if _, err := io.Copy(io.Discard, c); err != nil {
+			require.ErrorContains(t, err, "reset", name)
+		}
+		c.Close()
+	}
+	require.Equal(t, make([]byte, len(mem)), []byte(mem), "nothing was written")
+	for s.Stats().OpenConns > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	require.Zero(t, near.open.Load())
+	require.NoError(t, s.Deregister(d.Region), "nobody uses it any more")
+	_, err = s.Connect(context.Background(), s.Address())
+	require.NoError(t, err, "it still serves")
+}
