@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-serving/sluice/connector/pd"
 	"github.com/sluice-serving/sluice/connector/transport"
 	"github.com/sluice-serving/sluice/connector/transport/faulty"
+	"github.com/sluice-serving/sluice/connector/transport/ipc"
 	"github.com/sluice-serving/sluice/connector/transport/mooncake"
 	"github.com/sluice-serving/sluice/connector/transport/tcp"
 	"github.com/sluice-serving/sluice/connector/transport/ucx"
@@ -30,10 +31,13 @@ type links struct {
 	offw    *offload.Worker
 	layered connector.Layered // told of prompts while they are computed
 
-	in, out   uint64        // bytes of KV that the metrics have
-	tier      offload.Stats // what the metrics have
-	tierBytes [2]uint64     // saved and loaded bytes that the metrics have
-	rate      float64       // prompt tokens per second, a moving average; 0: not measured
+	in, out    uint64        // bytes of KV that the metrics have
+	direct     uint64        // of in, past the connections
+	connection uint64        // of in, on them
+	far        uint64        // as the metrics have it
+	tier       offload.Stats // what the metrics have
+	tierBytes  [2]uint64     // saved and loaded bytes that the metrics have
+	rate       float64       // prompt tokens per second, a moving average; 0: not measured
 }
 
 // connect starts the connectors that the configuration names.
@@ -96,7 +100,7 @@ func (r *rank) closeAtEnd(w connector.Worker) {
 // startWorker makes the worker's side of one connector.
 func (r *rank) startWorker(t *KVTransfer, dev ascendrt.Device, layout connector.Layout) (connector.Worker, error) {
 	if t.kind() == ConnectorPD {
-		c, err := r.pdWorker(t)
+		c, err := r.pdWorker(t, dev)
 		if err != nil {
 			return nil, err
 		}
@@ -128,7 +132,7 @@ func (r *rank) slots(layout connector.Layout) (int, error) {
 	return offload.Slots(layout, offload.Budget{BytesPerRank: x.HostBytesPerRank, Bytes: x.HostBytes, Ratio: x.HostRatio}, r.cfg.DataParallel)
 }
 
-func (r *rank) pdWorker(t *KVTransfer) (pd.WorkerConfig, error) {
+func (r *rank) pdWorker(t *KVTransfer, dev ascendrt.Device) (pd.WorkerConfig, error) {
 	port := 0
 	if r.cfg.KVPort != 0 {
 		port = r.cfg.KVPort + r.index
@@ -150,7 +154,7 @@ func (r *rank) pdWorker(t *KVTransfer) (pd.WorkerConfig, error) {
 		}
 	}
 	c.Transport = func(n transport.Notified) (transport.Transport, error) {
-		made, err := r.transport(t, &c, n)
+		made, err := r.transport(t, dev, &c, n)
 		if err != nil || t.Extra.Faults == "" {
 			return made, err
 		}
@@ -164,11 +168,39 @@ func (r *rank) pdWorker(t *KVTransfer) (pd.WorkerConfig, error) {
 }
 
 // transport makes the transport that the configuration names.
-func (r *rank) transport(t *KVTransfer, c *pd.WorkerConfig, n transport.Notified) (transport.Transport, error) {
+func (r *rank) transport(t *KVTransfer, dev ascendrt.Device, c *pd.WorkerConfig, n transport.Notified) (transport.Transport, error) {
 	cfg := tcp.Config{
 		Listen: net.JoinHostPort(r.cfg.KVTransfer.IP, "0"), ServerTLS: c.ServerTLS, ClientTLS: c.ClientTLS, Notified: n, Log: r.log,
 	}
-	switch name := t.Extra.Transport; name {
+	if t.Extra.DeviceIPC != DeviceIPCOff {
+		if near := r.near(dev); near != nil {
+			cfg.Near = near
+		}
+	}
+	made, err := carrier(t.Extra.Transport, cfg)
+	if err != nil && cfg.Near != nil {
+		err = errors.Join(err, cfg.Near.Close())
+	}
+	return made, err
+}
+
+// near lets peers on this host read the device's memory, where that can be; nil
+// if not.
+func (r *rank) near(dev ascendrt.Device) *ipc.Near {
+	if _, mapped := dev.(ascendrt.Mapper); mapped {
+		return nil // the CPU copies it as it is
+	}
+	n, err := ipc.New(dev)
+	if err != nil {
+		r.log.Warn("kv moves between engines through the host", "device", r.cfg.Device, "reason", err)
+		return nil
+	}
+	return n
+}
+
+// carrier makes a transport by its name.
+func carrier(name string, cfg tcp.Config) (transport.Transport, error) {
+	switch name {
 	case "", TransportTCP:
 		made, err := tcp.New(cfg)
 		if err != nil {

@@ -173,6 +173,9 @@ func newRank(ctx context.Context, cfg Config, index int, base string, loaded *lo
 			KV: cfg.KVTransfer.graphs(),
 		},
 	}
+	if cfg.KVTransfer.deviceIPC() && dev.Caps().IPCMemory {
+		shape.KV = ascendrt.PlaceShareable
+	}
 	if o.Capturing != nil {
 		shape.Capturing = func(done, all int) { o.Capturing(index, done, all) }
 	}

@@ -20,9 +20,9 @@ type metrics struct {
 
 	running, waiting, waitingBy, usage, cacheInfo, blocks, blockBytes, info *prometheus.GaugeVec
 
-	queries, hits, externalQueries, externalHits, preemptions            *prometheus.CounterVec
-	prompt, promptSource, promptCached, generated, success               *prometheus.CounterVec
-	transferBytes, transferBlocks, appends, graphSteps, transferFailures *prometheus.CounterVec
+	queries, hits, externalQueries, externalHits, preemptions                                      *prometheus.CounterVec
+	prompt, promptSource, promptCached, generated, success                                         *prometheus.CounterVec
+	transferBytes, transferBlocks, transferWay, transferFar, appends, graphSteps, transferFailures *prometheus.CounterVec
 
 	drafted, draftTokens, draftsAccepted, draftsAcceptedAt *prometheus.CounterVec
 
@@ -86,6 +86,8 @@ func newMetrics(reg prometheus.Registerer, model string) *metrics {
 		generated:        counter("vllm:generation_tokens_total", "Tokens generated."),
 		success:          counter("vllm:request_success_total", "Requests that ended, by reason.", "finished_reason"),
 		transferBytes:    counter("sluice_kv_transfer_bytes_total", "Bytes of KV moved between engines.", "direction"),
+		transferWay:      counter("sluice_kv_transfer_way_bytes_total", "Bytes of KV received, by their way: direct (read by the device, or by RDMA), or over a connection, through the host.", "way"),
+		transferFar:      counter("sluice_kv_transfer_far_total", "Times that a peer's device memory was found not to be readable directly; the log has the reasons."),
 		transferBlocks:   counter("sluice_kv_transfer_blocks_total", "KV blocks moved between engines.", "direction"),
 		appends:          counter("sluice_append_prefill_total", "Append attempts, by result (hit, refused, gone before a decision) and reason of refusal.", "result", "reason"),
 		attempts:         counter("sluice_append_prefill_attempts_total", "Append attempts that came, decided or not."),

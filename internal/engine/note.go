@@ -228,6 +228,11 @@ func (r *rank) gauges() {
 			m.counter(m.m.transferBytes, "received").Add(float64(in - l.in))
 			m.counter(m.m.transferBytes, "sent").Add(float64(out - l.out))
 			l.in, l.out = in, out
+			m.counter(m.m.transferWay, "direct").Add(float64(s.Fetched - l.direct))
+			m.counter(m.m.transferWay, "connection").Add(float64(in - s.Fetched - l.connection))
+			l.direct, l.connection = s.Fetched, in-s.Fetched
+			m.counter(m.m.transferFar).Add(float64(s.Far - l.far))
+			l.far = s.Far
 		}
 	}
 	if l.offload != nil {

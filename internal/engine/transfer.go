@@ -51,6 +51,13 @@ const (
 	TransportMooncake = "mooncake"
 )
 
+// Whether the pd connector moves device memory by the device where both engines
+// are on one host.
+const (
+	DeviceIPCAuto = "auto" // where it can
+	DeviceIPCOff  = "off"
+)
+
 var transports = []string{TransportTCP, TransportUCX, TransportMooncake}
 
 // KVTransfer is the value of --kv-transfer-config; the member names are vLLM's.
@@ -85,6 +92,7 @@ type ConnectorExtra struct {
 	Bidirectional bool      `json:"bidirectional_kv_xfer"`  // a decoder keeps its turns' blocks for the next prefiller
 	MinReverse    int       `json:"kv_recompute_threshold"` // fewer tokens are computed rather than read back; default 64
 	ReverseBlocks int       `json:"kv_offer_blocks"`        // blocks that a decoder keeps so; default half the pool
+	DeviceIPC     string    `json:"device_ipc"`             // auto, the default: device memory moves by the device within a host; off: never
 	Faults        string    `json:"transport_faults"`       // script of package faulty, for tests
 	FaultSeed     uint64    `json:"transport_fault_seed"`
 
@@ -171,6 +179,12 @@ func (k KVTransfer) part(kind string) *KVTransfer {
 	return nil
 }
 
+// deviceIPC says whether device memory may be opened to engines of this host.
+func (k KVTransfer) deviceIPC() bool {
+	p := k.part(ConnectorPD)
+	return p != nil && p.Extra.DeviceIPC != DeviceIPCOff
+}
+
 func (k KVTransfer) validate() error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -239,7 +253,7 @@ func (x ConnectorExtra) members() []string {
 		{"kv_lease_duration", x.LeaseSeconds != 0}, {"kv_load_timeout", x.LoadSeconds != 0}, {"transport", x.Transport != ""},
 		{"kv_peers", x.Peers != nil}, {"tls", x.TLS != nil}, {"bidirectional_kv_xfer", x.Bidirectional},
 		{"kv_recompute_threshold", x.MinReverse != 0}, {"kv_offer_blocks", x.ReverseBlocks != 0},
-		{"transport_faults", x.Faults != ""}, {"transport_fault_seed", x.FaultSeed != 0},
+		{"device_ipc", x.DeviceIPC != ""}, {"transport_faults", x.Faults != ""}, {"transport_fault_seed", x.FaultSeed != 0},
 		{"cpu_bytes_to_use_per_rank", x.HostBytesPerRank != 0}, {"cpu_bytes_to_use", x.HostBytes != 0},
 		{"offload_host_memory_ratio", x.HostRatio != 0}, {"enable_offload_prefix_caching", x.ShareTurns},
 		{"eviction_policy", x.Eviction != ""}, {"file_path", x.FileDir != ""}, {"file_bytes", x.FileBytes != 0}, {"file_full_every", x.FileFullEvery != 0},
@@ -254,7 +268,7 @@ func (x ConnectorExtra) members() []string {
 // ofPD are the members of pd; all others but connectors are of offload.
 var ofPD = []string{
 	"kv_lease_duration", "kv_load_timeout", "transport", "kv_peers", "tls", "bidirectional_kv_xfer",
-	"kv_recompute_threshold", "kv_offer_blocks", "transport_faults", "transport_fault_seed",
+	"kv_recompute_threshold", "kv_offer_blocks", "device_ipc", "transport_faults", "transport_fault_seed",
 }
 
 // validate reports what is wrong for a connector of that kind.
@@ -269,6 +283,9 @@ func (x ConnectorExtra) validate(kind string, bad func(string, ...any)) {
 	}
 	if x.Transport != "" && !slices.Contains(transports, x.Transport) {
 		bad("unknown transport %q (one of %s)", x.Transport, strings.Join(transports, ", "))
+	}
+	if d := x.DeviceIPC; d != "" && d != DeviceIPCAuto && d != DeviceIPCOff {
+		bad("unknown device_ipc %q (one of %s, %s)", d, DeviceIPCAuto, DeviceIPCOff)
 	}
 	if _, err := pd.ParsePeers(x.Peers); err != nil {
 		bad("kv_peers: %v", err)

@@ -20,7 +20,8 @@ type Config struct {
 	MaxLen    int            // tokens of a sequence, prompt and output
 	InFlight  int            // steps submitted and not yet waited for; 0 means 1
 	Graphs    graphs.Config
-	Sampler   Sampler // chooses tokens that are not the most likely ones; nil: there are none
+	KV        ascendrt.Placement // of the KV pool; PlaceShareable: another process may be given it
+	Sampler   Sampler            // chooses tokens that are not the most likely ones; nil: there are none
 
 	// Capturing is told of every key whose graphs were captured, of all; it may be nil.
 	Capturing func(done, all int)

@@ -184,7 +184,11 @@ func (e *Executor) Close() error {
 }
 
 func (e *Executor) alloc(bytes int) (ascendrt.Buffer, error) {
-	b, err := e.dev.Alloc(bytes, ascendrt.PlaceDefault)
+	return e.allocPlaced(bytes, ascendrt.PlaceDefault)
+}
+
+func (e *Executor) allocPlaced(bytes int, p ascendrt.Placement) (ascendrt.Buffer, error) {
+	b, err := e.dev.Alloc(bytes, p)
 	if err != nil {
 		return nil, err
 	}

@@ -26,7 +26,7 @@ func (e *Executor) allocKV(ctx context.Context) ([]layerKV, error) {
 			tensor *ascendrt.Tensor
 			buf    *ascendrt.Buffer
 		}{{&kv[l].k, &kv[l].kb}, {&kv[l].v, &kv[l].vb}} {
-			buf, err := e.alloc(bytes)
+			buf, err := e.allocPlaced(bytes, e.c.KV)
 			if err != nil {
 				return nil, fmt.Errorf("kv cache of layer %d: %w", l, err)
 			}

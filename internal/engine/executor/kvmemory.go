@@ -111,6 +111,9 @@ var _ connector.Memory = deviceMemory{}
 // Size is the length in bytes.
 func (m deviceMemory) Size() int64 { return int64(m.buf.Len()) }
 
+// DeviceBuffer is the memory itself, for transports that copy by the device.
+func (m deviceMemory) DeviceBuffer() ascendrt.Buffer { return m.buf }
+
 func (m deviceMemory) ReadAt(p []byte, off int64) (int, error) {
 	if off < 0 || off > m.Size() {
 		return 0, errOutside
