@@ -28,7 +28,11 @@ var noDevices map[string]error
 // useDevices points this process and its children at the emulated runtimes where
 // there is no device.
 func useDevices() map[string]error {
-	return map[string]error{"cuda": cudaemu.Use(), "ascend": aclemu.Use()}
+	why := map[string]error{"ascend": aclemu.Use()}
+	if _, err := os.Stat("/dev/nvidiactl"); err != nil { // no driver
+		why["cuda"] = cudaemu.Use()
+	}
+	return why
 }
 
 // openDevice opens the first device of a backend.
