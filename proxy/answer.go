@@ -17,6 +17,7 @@ type answer struct {
 	status  int // sent; 0 while nothing is
 	stream  bool
 	set     time.Time // when the deadline was set last
+	direct  direct    // of a stream
 }
 
 // begun reports whether the client has been sent anything.
@@ -55,6 +56,12 @@ func (a *answer) events(p []byte, flush flushing, now time.Time) bool {
 		h["Content-Type"] = []string{openai.ContentTypeSSE}
 		h["Cache-Control"] = []string{"no-cache"}
 		a.w.WriteHeader(http.StatusOK)
+		if a.direct.conn != nil {
+			flush = flushNow // the server's buffers are to be empty from now on
+		}
+	} else if a.direct.conn != nil {
+		a.deadline(now)
+		return a.direct.add(p) && (flush == flushLater || a.direct.flush())
 	}
 	a.deadline(now)
 	if _, err := a.w.Write(p); err != nil {
@@ -62,6 +69,9 @@ func (a *answer) events(p []byte, flush flushing, now time.Time) bool {
 	}
 	return flush == flushLater || a.flush.Flush() == nil
 }
+
+// end sends what still waits for a flush. The server ends the answer after it.
+func (a *answer) end() { a.direct.flush() }
 
 // flushing says whether written events go out at once.
 type flushing uint8

@@ -247,20 +247,11 @@ func (d *sink) WriteHeader(int)                  {}
 func (d *sink) SetWriteDeadline(time.Time) error { return nil }
 func (d *sink) FlushError() error                { return nil }
 
-// An event of a stream goes through without an allocation.
+// An event of a stream goes through without an allocation: the first of its
+// kind, those that are like it, and those that are written to the connection.
 func TestEventsAllocateNothing(t *testing.T) {
-	p, err := New(Config{Append: true, ScrapeEvery: -1, Prefillers: []string{"127.0.0.1:1"}, Decoders: []Decoder{{Addr: "127.0.0.1:2"}}})
-	require.NoError(t, err)
-	defer func() { require.NoError(t, p.Close()) }()
-	w := &sink{header: http.Header{}}
-	req, err := http.NewRequest(http.MethodPost, chatPath, nil)
-	require.NoError(t, err)
-	x := &exchange{p: p, w: w, r: req, at: chat, id: "id", path: chatPath, start: time.Now()}
-	x.out = answer{w: w, flush: http.NewResponseController(w), timeout: time.Minute}
-	x.turn, _ = p.router.Begin(time.Now(), route.Query{Bytes: 100})
-	target, ok := p.router.Decoder(time.Now(), x.turn)
-	require.True(t, ok)
-	r := &relay{scratch: takeScratch(), x: x, c: call{leg: route.LegDecode, target: target}, ctx: t.Context(), mode: relayMode{rewriteCached: true}, status: 200}
+	p := idleProxy(t)
+	r := relayOf(t, p, &sink{header: http.Header{}})
 	events := openai.NewReader(strings.NewReader("data: "+tokenEvent+"\n\n"), 0)
 	ev, err := events.Next()
 	require.NoError(t, err)
@@ -269,7 +260,20 @@ func TestEventsAllocateNothing(t *testing.T) {
 			t.Fatal("the stream ended")
 		}
 	}
+	parsed := func() {
+		r.pattern.forget()
+		relayed()
+	}
 	relayed()
+	for _, run := range []func(){relayed, parsed} {
+		require.Zero(t, testing.AllocsPerRun(1000, run))
+	}
+	r.x.out.direct.conn = devNull{}
 	require.Zero(t, testing.AllocsPerRun(1000, relayed))
-	p.router.Finish(time.Now(), x.turn, route.Outcome{Result: route.Cancelled})
+	p.router.Finish(time.Now(), r.x.turn, route.Outcome{Result: route.Cancelled})
 }
+
+// devNull is a connection that takes everything.
+type devNull struct{ net.Conn }
+
+func (devNull) Write(p []byte) (int, error) { return len(p), nil }

@@ -225,6 +225,7 @@ func (p *Proxy) Server() *http.Server {
 		MaxHeaderBytes:    p.cfg.MaxHeader,
 		ReadHeaderTimeout: p.cfg.BodyTimeout,
 		IdleTimeout:       3 * time.Minute,
+		ConnContext:       withConn,
 	}
 }
 

@@ -92,7 +92,7 @@ func (p *Proxy) turn(at endpoint) http.HandlerFunc {
 		x.id = requestID(r.Header.Get("X-Request-Id"))
 		x.trace = newTraceContext(r.Header.Get("Traceparent"), r.Header.Get("Tracestate"))
 		x.span = x.trace.record(p.spans, r)
-		x.out = answer{w: w, flush: http.NewResponseController(w), timeout: p.cfg.ClientTimeout}
+		x.out = answer{w: w, flush: http.NewResponseController(w), timeout: p.cfg.ClientTimeout, direct: direct{conn: connOf(r)}}
 		w.Header().Set("X-Request-Id", x.id)
 		var problem *openai.Error
 		if x.tenant, problem = p.tenant(r); problem != nil {
@@ -116,6 +116,7 @@ func (p *Proxy) turn(at endpoint) http.HandlerFunc {
 		x.turn, d = p.router.Begin(x.start, query)
 		p.mu.Unlock()
 		defer x.finish()
+		defer x.out.end()
 		x.run(d)
 	}
 }

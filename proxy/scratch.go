@@ -14,6 +14,7 @@ type scratch struct {
 	usage, details splice.Object // inside of it
 	edited, out    []byte        // the rewritten data, and the event around it
 	numbers        []byte
+	pattern        pattern // of the stream's events
 }
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}

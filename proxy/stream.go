@@ -22,6 +22,7 @@ func isEventStream(contentType string) bool {
 // held back until one proves output or ends the answer.
 func (r *relay) stream(resp *wire.Response, body io.Reader) (res result) {
 	events := openai.NewReader(body, int(min(r.x.p.cfg.MaxAnswer, 1<<30)))
+	r.pattern.forget()
 	ended := false // the end marker came
 	err := resp.Poll(func() (over bool) {
 		for !over {
@@ -91,6 +92,11 @@ func (r *relay) cut(reason string, problem *openai.Error) result {
 // stream needs no further reading.
 func (r *relay) event(ev openai.Event, more bool) (res result, over bool) {
 	now := time.Now()
+	if r.sawOutput && ev.DataAt >= 0 {
+		if text, ok := r.pattern.text(ev.Data); ok {
+			return r.alike(ev, text, more, now)
+		}
+	}
 	if ev.Data == nil || r.object.Reset(ev.Data) != nil {
 		return r.pass(ev.Raw, more, now) // a comment, or nothing that we read
 	}
@@ -126,6 +132,9 @@ func (r *relay) event(ev openai.Event, more bool) (res result, over bool) {
 		r.pace(now)
 	}
 	if r.mode.dropUsage && f.choices == 0 && f.hasUsage {
+		if r.sawOutput && !more && !r.write(nil, flushNow, now) { // what waited for this event goes out
+			return result{verdict: gone}, true
+		}
 		return result{}, false
 	}
 	var data []byte
@@ -134,6 +143,9 @@ func (r *relay) event(ev openai.Event, more bool) (res result, over bool) {
 	} else {
 		data = r.rewrite(r.edited[:0], f, f.choices == 0)
 		r.edited = data
+		if r.plain(f) {
+			r.pattern.learn(ev.Data, data)
+		}
 	}
 	out := r.out[:0]
 	if ev.DataAt >= 0 {
@@ -149,6 +161,17 @@ func (r *relay) event(ev openai.Event, more bool) (res result, over bool) {
 		return result{verdict: cut, reason: "error:event"}, true
 	}
 	return r.pass(out, more, now)
+}
+
+// alike handles an event that differs from one before it in its text alone.
+func (r *relay) alike(ev openai.Event, text []byte, more bool, now time.Time) (result, bool) {
+	r.outputs++
+	r.pace(now)
+	p := &r.pattern
+	out := append(append(r.out[:0], ev.Raw[:ev.DataAt]...), p.outBefore...)
+	out = append(append(out, text...), p.outAfter...)
+	r.out = append(out, ev.Raw[ev.DataAt+len(ev.Data):]...)
+	return r.pass(r.out, more, now)
 }
 
 // pass sends an event on, or holds it back while no output is proven.

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // Object is a checked JSON object and the place of its members. It refers to
@@ -154,6 +155,15 @@ func StringOf(raw []byte) (string, bool) {
 	}
 	s, err := text(raw, slices.Contains(raw, '\\'))
 	return s, err == nil
+}
+
+// IsString reports whether raw is a JSON string in UTF-8, and nothing else.
+func IsString(raw []byte) bool {
+	s := scanner{src: raw}
+	if _, err := s.str(); err != nil || s.pos != len(raw) {
+		return false
+	}
+	return s.high&highs == 0 || utf8.Valid(raw)
 }
 
 // Members calls visit with each top-level member in order until it gives false.

@@ -231,7 +231,7 @@ func (r *Response) Close() error {
 	c := r.conn
 	r.conn = nil
 	ended := !r.stop() // the context ended and took the connection with it
-	if ended || r.closes || !r.eof || c.r.Buffered() > 0 {
+	if ended || r.closes || !r.eof || c.rest() > 0 {
 		return c.Close()
 	}
 	r.pool.put(r.addr, c)

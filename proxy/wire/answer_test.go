@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -15,8 +16,8 @@ import (
 
 // parse reads one answer from bytes, with its body.
 func parse(src []byte, size int) (*Response, string, error) {
-	limit := &limitedConn{left: -1}
-	c := &conn{r: bufio.NewReaderSize(bytes.NewReader(src), size), limit: limit}
+	limit := &limitedConn{Conn: source{Reader: bytes.NewReader(src)}, left: -1}
+	c := &conn{r: bufio.NewReaderSize(limit, size), limit: limit}
 	r, err := readAnswer(c)
 	if err != nil {
 		return nil, "", err
@@ -26,9 +27,18 @@ func parse(src []byte, size int) (*Response, string, error) {
 	return r, string(body), err
 }
 
-// pieces gives a byte at a time, and nothing before each.
+// source is a connection that is only read.
+type source struct {
+	net.Conn
+	io.Reader
+}
+
+func (s source) Read(p []byte) (int, error) { return s.Reader.Read(p) }
+
+// pieces gives a few bytes at a time, and nothing before each.
 type pieces struct {
 	src   io.Reader
+	size  int
 	empty bool
 }
 
@@ -36,12 +46,14 @@ func (p *pieces) Read(b []byte) (int, error) {
 	if p.empty = !p.empty; p.empty {
 		return 0, socket.ErrWait
 	}
-	return p.src.Read(b[:1])
+	return p.src.Read(b[:min(len(b), p.size)])
 }
 
 // parsePieces is parse of an answer that comes in pieces and is not waited for.
-func parsePieces(src []byte, size int) (*Response, string, error) {
-	c := &conn{r: bufio.NewReaderSize(&pieces{src: bytes.NewReader(src)}, size), limit: &limitedConn{left: -1}}
+// With much room its chunks are read in place.
+func parsePieces(src []byte, size, piece, room int) (*Response, string, error) {
+	limit := &limitedConn{Conn: source{Reader: &pieces{src: bytes.NewReader(src), size: piece}}, left: -1}
+	c := &conn{r: bufio.NewReaderSize(limit, size), limit: limit}
 	r, err := readAnswer(c)
 	for err == socket.ErrWait {
 		r, err = readAnswer(c)
@@ -51,7 +63,7 @@ func parsePieces(src []byte, size int) (*Response, string, error) {
 	}
 	r.pool, r.stop = New(Config{}), func() bool { return true }
 	var body []byte
-	buf := make([]byte, 3)
+	buf := make([]byte, room)
 	for {
 		n, err := r.Read(buf)
 		body = append(body, buf[:n]...)
@@ -92,7 +104,7 @@ func TestAnswers(t *testing.T) {
 			require.Equal(t, c.want, body, c.name)
 			require.Equal(t, c.closes, r.closes, c.name)
 			require.Equal(t, !c.broken, r.eof, c.name)
-			r, body, err = parsePieces([]byte(c.head+"\r\n\r\n"+c.body), size)
+			r, body, err = parsePieces([]byte(c.head+"\r\n\r\n"+c.body), size, 1, 3)
 			require.Equal(t, c.broken, err != nil, "%s: %v", c.name, err)
 			require.Equal(t, c.want, body, c.name)
 			require.Equal(t, c.closes, r.closes, c.name)
@@ -134,9 +146,11 @@ func FuzzAnswer(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, src []byte) {
 		r, body, err := parse(src, 4096)
-		_, piecewise, again := parsePieces(src, 4096)
-		require.Equal(t, err == nil, again == nil, "%v, in pieces %v", err, again)
-		require.Equal(t, body, piecewise)
+		for _, in := range []struct{ piece, room int }{{1, 3}, {1, minInPlace}, {7, minInPlace}, {4000, 2 * minInPlace}} {
+			_, piecewise, again := parsePieces(src, 4096, in.piece, in.room)
+			require.Equal(t, err == nil, again == nil, "%v, in pieces %v", err, again)
+			require.Equal(t, body, piecewise)
+		}
 		if r == nil || err != nil || r.Status < 200 {
 			return
 		}

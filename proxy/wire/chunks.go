@@ -32,6 +32,11 @@ const maxExcess = 16 << 10
 // chunks is there, and waits only while it has nothing.
 func (r *Response) readChunks(p []byte) (n int, err error) {
 	c, k := r.conn, &r.chunks
+	if len(p) >= minInPlace && c.rest() == 0 && (k.at == chunkSize || k.at == chunkData || k.at == chunkEnd) {
+		if n, err = r.readInPlace(p); n > 0 || err != nil {
+			return n, err
+		}
+	}
 	for {
 		if n > 0 && (len(p) == n || !r.chunkReady()) {
 			return n, nil
@@ -72,6 +77,52 @@ func (r *Response) readChunks(p []byte) (n int, err error) {
 	}
 }
 
+// minInPlace is the least room for which chunks are read where their data is to be.
+const minInPlace = 512
+
+// readInPlace reads what is there straight into p and takes the framing out
+// there: the data of small chunks is moved once, and over a few bytes. From the
+// first byte on that it cannot place alone everything is given back.
+func (r *Response) readInPlace(p []byte) (n int, err error) {
+	c, k := r.conn, &r.chunks
+	m, err := c.limit.Read(p)
+	if m == 0 {
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		return 0, err
+	}
+	b := p[:m]
+	for len(b) > 0 {
+		switch k.at {
+		case chunkData:
+			part := b[:min(int64(len(b)), k.left)]
+			n += copy(p[n:], part)
+			b = b[len(part):]
+			if k.left -= int64(len(part)); k.left == 0 {
+				k.at = chunkEnd
+			}
+			continue
+		case chunkEnd:
+			if len(b) >= 2 && b[0] == '\r' && b[1] == '\n' {
+				b, k.at = b[2:], chunkSize
+				continue
+			}
+		case chunkSize:
+			if i := bytes.IndexByte(b, '\n'); i >= 0 && i < c.r.Size() {
+				if err := r.chunkLine(b[:i+1]); err != nil {
+					return n, err
+				}
+				b = b[i+1:]
+				continue
+			}
+		}
+		c.limit.back = append(c.limit.back, b...)
+		break
+	}
+	return n, nil
+}
+
 // chunkReady reports whether the next part can be read without waiting.
 func (r *Response) chunkReady() bool {
 	have := r.conn.r.Buffered()
@@ -89,12 +140,17 @@ func (r *Response) chunkReady() bool {
 	return true
 }
 
-// nextChunk reads the line with a chunk's size.
+// nextChunk takes the line with a chunk's size.
 func (r *Response) nextChunk() error {
 	line, err := r.conn.rawLine()
 	if err != nil {
 		return err
 	}
+	return r.chunkLine(line)
+}
+
+// chunkLine reads the line with a chunk's size.
+func (r *Response) chunkLine(line []byte) error {
 	k := &r.chunks
 	size, ok := chunkSizeOf(line)
 	if !ok {

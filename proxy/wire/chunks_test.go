@@ -3,6 +3,7 @@ package wire
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -26,6 +27,10 @@ func TestMalformedChunks(t *testing.T) {
 		_, _, err := parse([]byte(chunkedHead+body), 4096)
 		var bad *AnswerError
 		require.ErrorAs(t, err, &bad, "%q", body)
+		for piece := 1; piece < 100; piece += 9 {
+			_, _, err = parsePieces([]byte(chunkedHead+body), 4096, piece, 32<<10)
+			require.ErrorAs(t, err, &bad, "%q in pieces of %d", body, piece)
+		}
 	}
 }
 
@@ -72,6 +77,34 @@ func TestChunksInPieces(t *testing.T) {
 			require.Equal(t, "hello0123456789!", string(got))
 			require.NoError(t, resp.Close())
 			require.ErrorIs(t, resp.Poll(nil), errClosed)
+		}
+	}
+}
+
+// Chunks are read in place however they are cut, and nothing that follows the
+// answer is lost sight of.
+func TestChunksInPlace(t *testing.T) {
+	var body, want strings.Builder
+	for i := range 200 {
+		data := strings.Repeat("abcdefghij\r\n0\r\n\r\n", 100)[:i*i%1500+1]
+		fmt.Fprintf(&body, "%x", len(data))
+		if i%50 == 7 {
+			body.WriteString("; more=\"x\"")
+		}
+		body.WriteString("\r\n" + data + "\r\n")
+		want.WriteString(data)
+	}
+	body.WriteString("0\r\nTrailer: x\r\n\r\n")
+	for _, piece := range []int{1, 2, 3, 5, 100, 1000, 4096, 1 << 20} {
+		for _, room := range []int{3, minInPlace, 4096, 1 << 20} {
+			r, got, err := parsePieces([]byte(chunkedHead+body.String()), 4096, piece, room)
+			require.NoError(t, err)
+			require.Equal(t, want.String(), got, "pieces of %d, room for %d", piece, room)
+			require.Zero(t, r.conn.rest())
+			r, got, err = parsePieces([]byte(chunkedHead+body.String()+"HTTP/1.1 200 OK"), 4096, 1<<20, room)
+			require.NoError(t, err)
+			require.Equal(t, want.String(), got)
+			require.Positive(t, r.conn.rest())
 		}
 	}
 }

@@ -61,6 +61,7 @@ type limitedConn struct {
 	left   int64        // bytes; negative is no bound
 	polled *socket.Conn // read without waiting; nil outside of a step
 	framed bool
+	back   []byte // read already, and given back
 }
 
 // errHeader reports an answer whose header is too long.
@@ -73,7 +74,10 @@ func (l *limitedConn) Read(p []byte) (n int, err error) {
 	if l.left > 0 {
 		p = p[:min(int64(len(p)), l.left)]
 	}
-	if l.polled != nil {
+	if len(l.back) > 0 {
+		n = copy(p, l.back)
+		l.back = l.back[:copy(l.back, l.back[n:])]
+	} else if l.polled != nil {
 		n, err = l.polled.TryRead(p, l.framed)
 	} else {
 		n, err = l.Conn.Read(p)
@@ -83,6 +87,9 @@ func (l *limitedConn) Read(p []byte) (n int, err error) {
 	}
 	return n, err
 }
+
+// rest is the number of bytes that were read and not taken.
+func (c *conn) rest() int { return c.r.Buffered() + len(c.limit.back) }
 
 // poll calls step until it gives true. Where the connection can be waited for,
 // reads inside of step do not wait.
