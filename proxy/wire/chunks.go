@@ -171,27 +171,33 @@ func (r *Response) chunkLine(line []byte) error {
 // chunkSizeOf reads a chunk's size from its line, which ends with CRLF:
 // hexadecimal digits, then perhaps blanks or an extension.
 func chunkSizeOf(line []byte) (size int64, ok bool) {
-	text, ok := bytes.CutSuffix(line, []byte("\r\n"))
-	if !ok || bytes.IndexByte(text, '\r') >= 0 {
-		return 0, false
-	}
-	text, _, _ = bytes.Cut(text, []byte(";"))
-	text = bytes.TrimRight(text, " \t")
-	if len(text) == 0 || len(text) > 15 {
-		return 0, false
-	}
-	for _, c := range text {
+	digits := 0
+	for ; digits < len(line); digits++ {
+		c := line[digits]
 		switch {
 		case c >= '0' && c <= '9':
 			c -= '0'
 		case c|0x20 >= 'a' && c|0x20 <= 'f':
 			c = c | 0x20 - 'a' + 10
 		default:
-			return 0, false
+			return size, digits > 0 && digits <= 15 && endsSize(line[digits:])
 		}
 		size = size<<4 | int64(c)
 	}
-	return size, true
+	return 0, false
+}
+
+// endsSize reports whether that may follow the digits of a chunk's size.
+func endsSize(rest []byte) bool {
+	if string(rest) == "\r\n" {
+		return true
+	}
+	rest, ok := bytes.CutSuffix(rest, []byte("\r\n"))
+	if !ok || bytes.IndexByte(rest, '\r') >= 0 {
+		return false
+	}
+	blanks, _, _ := bytes.Cut(rest, []byte(";"))
+	return len(bytes.Trim(blanks, " \t")) == 0
 }
 
 // trailer skips the fields after the last chunk.
