@@ -1,13 +1,14 @@
+//go:build linux
+
 package main
 
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"net"
-	"net/http/httputil"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -19,7 +20,6 @@ import (
 type client struct {
 	conn    net.Conn
 	r       *bufio.Reader
-	lines   *bufio.Reader // of a chunked body
 	request []byte
 }
 
@@ -38,18 +38,23 @@ func dial(addr, body string, headers ...string) (*client, error) {
 	if short := socket.New(conn); short != nil {
 		conn = short
 	}
+	return &client{conn: conn, r: bufio.NewReaderSize(conn, 16<<10), request: request(body, headers...)}, nil
+}
+
+// request is a call with a chat body.
+func request(body string, headers ...string) []byte {
 	var head strings.Builder
 	fmt.Fprintf(&head, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n", len(body))
 	for i := 0; i < len(headers); i += 2 {
 		fmt.Fprintf(&head, "%s: %s\r\n", headers[i], headers[i+1])
 	}
-	return &client{conn: conn, r: bufio.NewReaderSize(conn, 16<<10), request: []byte(head.String() + "\r\n" + body)}, nil
+	return []byte(head.String() + "\r\n" + body)
 }
 
 func (c *client) close() { _ = c.conn.Close() }
 
-// do sends the request and reads the whole answer; each body line goes to visit.
-func (c *client) do(visit func(line []byte)) error {
+// do sends the request and reads the whole answer, which tells its length.
+func (c *client) do() error {
 	if err := c.conn.SetDeadline(time.Now().Add(2 * time.Minute)); err != nil {
 		return err
 	}
@@ -64,7 +69,7 @@ func (c *client) do(visit func(line []byte)) error {
 		rest, _ := io.ReadAll(io.LimitReader(c.r, 300))
 		return fmt.Errorf("answer %q: %s", bytes.TrimSpace(line), rest)
 	}
-	length, chunked := 0, false
+	length := -1
 	for {
 		line, err := c.r.ReadSlice('\n')
 		if err != nil {
@@ -73,44 +78,24 @@ func (c *client) do(visit func(line []byte)) error {
 		if len(line) <= 2 {
 			break
 		}
-		name, value, _ := strings.Cut(strings.TrimSpace(string(line)), ":")
-		switch strings.ToLower(name) {
-		case "content-length":
-			length, _ = strconv.Atoi(strings.TrimSpace(value))
-		case "transfer-encoding":
-			chunked = true
+		if name, value, _ := bytes.Cut(line, []byte(":")); bytes.EqualFold(name, []byte("Content-Length")) {
+			if length, err = strconv.Atoi(string(bytes.TrimSpace(value))); err != nil {
+				return err
+			}
 		}
 	}
-	if !chunked {
-		_, err := c.r.Discard(length)
-		return err
+	if length < 0 {
+		return errors.New("the answer does not tell its length")
 	}
-	if c.lines == nil {
-		c.lines = bufio.NewReaderSize(nil, 4<<10)
-	}
-	c.lines.Reset(httputil.NewChunkedReader(c.r))
-	for {
-		line, err := c.lines.ReadSlice('\n')
-		if err == io.EOF {
-			_, err = c.r.Discard(2) // the line end after the last chunk
-			return err
-		}
-		if err != nil {
-			return err
-		}
-		if visit != nil {
-			visit(line)
-		}
-	}
+	_, err = c.r.Discard(length)
+	return err
 }
 
-// quantile of sorted or unsorted samples.
-func quantile(list []time.Duration, q float64) time.Duration {
-	if len(list) == 0 {
+// quantile of sorted samples.
+func quantile(sorted []time.Duration, q float64) time.Duration {
+	if len(sorted) == 0 {
 		return 0
 	}
-	sorted := slices.Clone(list)
-	slices.Sort(sorted)
 	return sorted[min(int(q*float64(len(sorted))), len(sorted)-1)]
 }
 

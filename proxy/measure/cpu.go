@@ -1,13 +1,58 @@
+//go:build linux
+
 package main
 
 import (
 	"fmt"
+	"math/bits"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
+	"unsafe"
 )
+
+// pin keeps this process, and those that it starts, to the listed processors.
+func pin(list string) error {
+	if list == "" {
+		return nil
+	}
+	var mask cpuSet
+	for text := range strings.SplitSeq(list, ",") {
+		n, err := strconv.Atoi(strings.TrimSpace(text))
+		if err != nil || n < 0 || n >= len(mask)*64 {
+			return fmt.Errorf("-cpus %q: %q is no processor", list, text)
+		}
+		mask[n/64] |= 1 << (n % 64)
+	}
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return err
+	}
+	for _, t := range tasks { // a thread that is started later has it from the one that starts it
+		id, _ := strconv.Atoi(t.Name())
+		if _, _, errno := syscall.RawSyscall(syscall.SYS_SCHED_SETAFFINITY, uintptr(id), unsafe.Sizeof(mask), uintptr(unsafe.Pointer(&mask))); errno != 0 {
+			return fmt.Errorf("-cpus %q: %w", list, errno)
+		}
+	}
+	return nil
+}
+
+type cpuSet [16]uint64
+
+// cores is the number of processors that this process may use.
+func cores() (n int) {
+	var mask cpuSet
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_SCHED_GETAFFINITY, 0, unsafe.Sizeof(mask), uintptr(unsafe.Pointer(&mask))); errno != 0 {
+		return runtime.NumCPU()
+	}
+	for _, word := range mask {
+		n += bits.OnesCount64(word)
+	}
+	return n
+}
 
 // spent is processor time, in the program and in the kernel.
 type spent struct{ user, system time.Duration }

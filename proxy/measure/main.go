@@ -1,3 +1,5 @@
+//go:build linux
+
 // Command measure measures what the proxy adds: latency on both routes,
 // requests per second, the delay of streams and the memory of many of them.
 // Proxy, backends and load generator are processes of their own on loopback;
@@ -32,6 +34,8 @@ type options struct {
 	many     int
 	rounds   int
 	body     int
+	cpus     string
+	tick     time.Duration
 }
 
 func main() {
@@ -45,14 +49,24 @@ func main() {
 	flag.IntVar(&o.rounds, "rounds", 5, "streams one after the other on each connection of the delay measurement, the first a warm-up")
 	flag.IntVar(&o.many, "many", 5000, "streams of the memory measurement")
 	flag.IntVar(&o.body, "body", 48<<10, "bytes of a chat body")
+	flag.StringVar(&o.cpus, "cpus", "", "keep everything to these processors, as 0,1; empty leaves the choice to the kernel")
+	flag.DurationVar(&o.tick, "tick", 500*time.Microsecond, "how often backends send what is due of their streams and the generator looks at what has come")
 	flag.Parse()
+	if o.tick < 10*time.Microsecond || o.tick > 20*time.Millisecond {
+		fmt.Fprintf(os.Stderr, "measure: -tick %v: between 10µs and 20ms is possible\n", o.tick)
+		os.Exit(2)
+	}
 	// Backends and generator are helpers beside the proxy: each keeps to one
 	// processor, and takes no time with looking for work on others. The proxy
 	// runs as it would anywhere.
 	runtime.GOMAXPROCS(1)
-	var err error
+	err := pin(o.cpus)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "measure:", err)
+		os.Exit(2)
+	}
 	if *role == "backend" {
-		err = runBackend()
+		err = runBackend(o.tick)
 	} else {
 		err = run(o)
 	}
@@ -127,10 +141,10 @@ func setUp(o options, flags ...string) (*bench, error) {
 		return nil, err
 	}
 	b := &bench{}
-	if b.p, err = launch(self, "-role", "backend"); err != nil {
+	if b.p, err = launch(self, "-role", "backend", "-tick", o.tick.String()); err != nil {
 		return nil, err
 	}
-	if b.d, err = launch(self, "-role", "backend"); err != nil {
+	if b.d, err = launch(self, "-role", "backend", "-tick", o.tick.String()); err != nil {
 		return nil, errors.Join(err, b.stop())
 	}
 	ph, pp, _ := strings.Cut(b.p.addr, ":")
@@ -164,7 +178,7 @@ func loadAverage() string {
 }
 
 func run(o options) error {
-	fmt.Printf("%s, %d cores, %s/%s, load average before the run %s\n\n", runtime.Version(), runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, loadAverage())
+	fmt.Printf("%s, %d cores, %s/%s, load average before the run %s\n\n", runtime.Version(), cores(), runtime.GOOS, runtime.GOARCH, loadAverage())
 	fmt.Println("| measurement | direct | through the proxy | added or share |")
 	fmt.Println("|---|---|---|---|")
 	for _, part := range []struct {

@@ -1,10 +1,11 @@
+//go:build linux
+
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"strconv"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,7 +43,7 @@ func latency(o options) error {
 	timed := func(into *[]time.Duration, calls ...*client) error {
 		began := time.Now()
 		for _, c := range calls {
-			if err := c.do(nil); err != nil {
+			if err := c.do(); err != nil {
 				return err
 			}
 		}
@@ -61,6 +62,8 @@ func latency(o options) error {
 		name        string
 		direct, via []time.Duration
 	}{{"local route, concurrency 1, p50", directOne, viaLocal}, {"P/D route (two legs), concurrency 1, p50", directTwo, viaPD}} {
+		slices.Sort(row.direct)
+		slices.Sort(row.via)
 		a, v := quantile(row.direct, .5), quantile(row.via, .5)
 		fmt.Printf("| %s | %s | %s | %s |\n", row.name, micros(a), micros(v), signed(micros(v-a)))
 	}
@@ -91,7 +94,7 @@ func throughput(o options) error {
 			group.Go(func() {
 				for time.Now().Before(stop) {
 					for _, c := range clients {
-						if err := c.do(nil); err != nil {
+						if err := c.do(); err != nil {
 							once.Do(func() { failed = err })
 							return
 						}
@@ -130,109 +133,5 @@ func throughput(o options) error {
 	}
 	fmt.Printf("| P/D requests per second, concurrency %d | %.0f | %.0f | %.2f |\n", width, direct, via, via/direct)
 	b.rows("request", before, between, done[0], done[1])
-	return nil
-}
-
-// delays keeps n streams open at a time and gives the time between sending
-// and receiving of every chunk but the first of each. The clients begin evenly
-// over the time that one stream takes and then run one stream after the other
-// on their connection; the first stream of each, which also connects, is not
-// counted when there are more.
-func delays(addr string, n, rounds int, spread time.Duration, body string) ([]time.Duration, error) {
-	var mu sync.Mutex
-	var all []time.Duration
-	var failed error
-	var group sync.WaitGroup
-	for i := range n {
-		group.Go(func() {
-			time.Sleep(spread * time.Duration(i) / time.Duration(n))
-			c, err := dial(addr, body)
-			var mine []time.Duration
-			if err == nil {
-				defer c.close()
-				mine, err = stamps(c, rounds)
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				failed = err
-				return
-			}
-			all = append(all, mine...)
-		})
-	}
-	group.Wait()
-	return all, failed
-}
-
-// stamps runs streams one after the other and reads the time that each chunk
-// carries.
-func stamps(c *client, rounds int) (all []time.Duration, err error) {
-	var mine []time.Duration
-	for round := range rounds {
-		mine = mine[:0]
-		err := c.do(func(line []byte) {
-			_, rest, ok := bytes.Cut(line, []byte("@"))
-			if !ok {
-				return
-			}
-			stamp, _, _ := bytes.Cut(rest, []byte("@"))
-			sent, err := strconv.ParseInt(string(stamp), 10, 64)
-			if err == nil {
-				mine = append(mine, time.Duration(time.Now().UnixNano()-sent))
-			}
-		})
-		if err != nil {
-			return nil, err
-		}
-		if (round > 0 || rounds == 1) && len(mine) > 0 {
-			all = append(all, mine[1:]...)
-		}
-	}
-	return all, nil
-}
-
-// streams is the delay that the proxy adds to the chunks of many streams.
-func streams(o options) error {
-	b, err := setUp(o)
-	if err != nil {
-		return err
-	}
-	defer b.stop()
-	body := chatBody(2000, `,"stream":true,"chunks":64,"pace_ms":20`)
-	const length = 64 * 20 * time.Millisecond
-	before := b.work()
-	direct, err := delays(b.d.addr, o.streams, o.rounds, length, body)
-	if err != nil {
-		return err
-	}
-	between := b.work()
-	via, err := delays(b.proxy.addr, o.streams, o.rounds, length, body)
-	if err != nil {
-		return err
-	}
-	for _, q := range []float64{.5, .99} {
-		a, v := quantile(direct, q), quantile(via, q)
-		fmt.Printf("| %d streams of 64 chunks at 20 ms, delay of a chunk, p%.0f | %s | %s | %s |\n", o.streams, q*100, milli(a), milli(v), signed(milli(v-a)))
-	}
-	chunks := o.streams * o.rounds * 64
-	b.rows("chunk", before, between, chunks, chunks)
-	return nil
-}
-
-// memory is the proxy's resident memory while many streams are open.
-func memory(o options) error {
-	b, err := setUp(o)
-	if err != nil {
-		return err
-	}
-	defer b.stop()
-	idle := b.proxy.memory("VmRSS")
-	body := chatBody(2000, `,"stream":true,"chunks":20,"pace_ms":500`)
-	if _, err := delays(b.proxy.addr, o.many, 1, 4*time.Second, body); err != nil {
-		return err
-	}
-	peak := b.proxy.memory("VmHWM")
-	fmt.Printf("| %d streams open at a time, memory of the proxy | idle %.0f MiB | peak %.0f MiB | %.1f KiB per stream |\n", o.many, idle, peak, (peak-idle)*1024/float64(o.many))
 	return nil
 }
