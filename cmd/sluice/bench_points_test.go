@@ -118,3 +118,34 @@ func TestBenchRefusesPointsThatItCannotMeasure(t *testing.T) {
 		require.ErrorContains(t, err, want, args)
 	}
 }
+
+// The simulator plays what was measured, with steps that were measured.
+func TestSimPredictsMeasuredPoints(t *testing.T) {
+	dir := t.TempDir()
+	results := filepath.Join(dir, "results.jsonl")
+	f, err := points.Open(results, "c0ffee", nil)
+	require.NoError(t, err)
+	l := points.Line{Origin: points.Origin{Commit: "c0ffee", Sizes: points.Sizes{DecoderTokens: 160_000, DecoderStep: 2048, Seqs: 128}}, Point: points.Point{
+		Table: points.Tails, Model: points.Qwen, Repeat: 1, Input: 1024, Output: 256, Rate: 8, Policy: points.Strict, Seconds: 20,
+	}}
+	l.TPOT.Mean, l.Full = 1, 20000
+	require.NoError(t, f.Add(l))
+	require.NoError(t, f.Close())
+	steps := "../../docs/measurements/engine-raw.csv"
+	out, _, err := simulated(t, "--measured", results, "--cost-model", steps)
+	require.NoError(t, err)
+	require.Contains(t, out, "tails: simulated with the steps of "+steps)
+	require.Contains(t, out, "qwen3-0.6b/1024-256/8/strict/20s")
+	require.NotContains(t, out, "append-prefill:")
+	for want, args := range map[string][]string{
+		"--measured needs --cost-model":       {"--measured", results},
+		"without --preset and --trace":        {"--measured", results, "--cost-model", steps, "--preset", "tails"},
+		"has no measured point":               {"--measured", filepath.Join(dir, "none"), "--cost-model", steps},
+		"no such file":                        {"--measured", results, "--cost-model", filepath.Join(dir, "none.csv")},
+		"0 decode steps of FULL":              {"--measured", results, "--cost-model", "../../go.mod"},
+		"--cost-model needs --trace or --mea": {"--cost-model", steps},
+	} {
+		_, _, err := simulated(t, args...)
+		require.ErrorContains(t, err, want)
+	}
+}

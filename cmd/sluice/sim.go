@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-serving/sluice/internal/bench/points"
 	"github.com/sluice-serving/sluice/internal/sim"
 	"github.com/sluice-serving/sluice/internal/sim/report"
 	"github.com/sluice-serving/sluice/internal/sim/trace"
@@ -19,6 +20,8 @@ import (
 // simFlags are the flags of sluice sim.
 type simFlags struct {
 	preset, trace, ids, cost, slo, profiles, html, svg string
+	measured                                           string
+	assumed                                            points.Assumed
 	json, lenient                                      bool
 	study                                              sim.StudyConfig
 	replay                                             sim.ReplayOptions
@@ -64,6 +67,9 @@ once for each profile:
   plain      append attempts on the Decoder, any usable prefix
   threshold  local where the front door predicts few uncached tokens, never refused
   guarded    append attempts with thresholds, governor, leases and overload rule
+With --measured FILE the points that sluice bench has measured on devices are played with
+the steps of the --cost-model, and what comes out is printed beside what was measured.
+
 With --profile also guarded with one of them off: no-governor, no-leases,
 no-overload, no-wait (the bounded wait for a busy Decoder).`,
 		Args: cobra.NoArgs,
@@ -81,7 +87,11 @@ no-overload, no-wait (the bounded wait for a busy Decoder).`,
 	fl.StringVar(&f.ids, "ids", "auto", "where a block id of the trace names one block: file, session, or auto to tell by the ids")
 	fl.StringVar(&f.profiles, "profile", "all", "profiles to compare on a trace, separated by commas")
 	fl.StringArrayVar(&f.faults, "fault", nil, "with --trace: decoder-restart@AT+FOR, prefiller-loss@AT[+FOR] or burst@AT+FORxTIMES in seconds, the instance behind the kind as in prefiller-loss:1@60; may be given several times")
-	fl.StringVar(&f.cost, "cost-model", "", "with --trace: JSON file of measured step times of a Decoder rank, instead of the built-in model")
+	fl.StringVar(&f.cost, "cost-model", "", "with --trace: JSON file of measured step times of a Decoder rank, instead of the built-in model; with --measured: CSV file that internal/engine/steptime has written")
+	fl.StringVar(&f.measured, "measured", "", "results file of sluice bench --preset tails or append-prefill-gpu to predict")
+	fl.Float64Var(&f.assumed.Hop, "hop", 0, "with --measured: seconds between client, proxy and engine, one way (0: 0.0003)")
+	fl.Float64Var(&f.assumed.Transfer, "transfer-rate", 0, "with --measured: bytes a second of KV between the engines (0: 100e9)")
+	fl.Float64Var(&f.assumed.Restore, "restore-rate", 0, "with --measured: bytes a second from the host tier (0: 25e9)")
 	fl.BoolVar(&f.plan, "plan", false, "with --trace and --slo: look for the smallest cluster that keeps the targets in one profile (default guarded)")
 	fl.StringVar(&f.slo, "slo", "", "with --plan: targets of the 95th percentiles, such as ttft=2s,tpot=30ms")
 	fl.IntVar(&f.instances, "max-instances", 6, "with --plan: the most Prefillers and Decoders together")
@@ -104,10 +114,12 @@ no-overload, no-wait (the bounded wait for a busy Decoder).`,
 
 func (f *simFlags) run(out, errs io.Writer) error {
 	switch {
+	case f.measured != "":
+		return f.predict(out)
 	case len(f.faults) > 0 && (f.trace == "" || len(f.gaps) > 0 || f.plan):
 		return errors.New("--fault needs --trace, at one load and without --plan; the preset faults brings its own")
 	case f.cost != "" && f.trace == "":
-		return errors.New("--cost-model needs --trace: a preset brings its own model")
+		return errors.New("--cost-model needs --trace or --measured: a preset brings its own model")
 	case f.plan != (f.slo != ""):
 		return errors.New("--plan and --slo need each other")
 	case f.plan && (f.trace == "" || len(f.gaps) > 0):

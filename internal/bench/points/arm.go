@@ -35,7 +35,7 @@ const calibrations = 5
 // else a measured one.
 func (r *runner) calibrate(ctx context.Context, l *Line, w *workload.Workload) (time.Duration, error) {
 	for _, old := range r.file.Lines() {
-		if old.Table == l.Table && old.Model == l.Model && old.Prompt == l.Prompt && old.setting() == l.setting() && old.PromptMs > 0 {
+		if old.Table == l.Table && old.Model == l.Model && old.Prompt == l.Prompt && old.planned() == l.planned() && old.PromptMs > 0 {
 			return time.Duration(old.PromptMs * float64(time.Millisecond)), nil
 		}
 	}

@@ -135,9 +135,8 @@ func (f *File) Lines() []Line { return f.lines }
 
 // Done reports whether the file has the point, measured in the same setting.
 func (f *File) Done(o Origin, p *Point) bool {
-	want := Line{Origin: o, Point: *p}
 	for i := range f.lines {
-		if f.lines[i].setting() == want.setting() && f.lines[i].Key() == p.Key() {
+		if f.lines[i].planned() == o.planned() && f.lines[i].Key() == p.Key() {
 			return true
 		}
 	}

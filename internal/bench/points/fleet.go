@@ -131,7 +131,7 @@ func (f *fleet) ensure(ctx context.Context, s setup, variants []string) error {
 			return err
 		}
 	}
-	fmt.Fprintf(f.o.Out, "%s: %d Decoders and the Prefiller are ready after %.1f s (%s)\n", s.model, len(f.decoders), time.Since(begun).Seconds(), s.pools())
+	fmt.Fprintf(f.o.Out, "%s: %d Decoders and the Prefiller are ready after %.1f s (%s)\n", s.model, len(f.decoders), time.Since(begun).Seconds(), s.Sizes)
 	return f.describe(ctx)
 }
 

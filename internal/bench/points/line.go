@@ -2,6 +2,7 @@ package points
 
 import (
 	"encoding/hex"
+	"fmt"
 	"hash/fnv"
 	"time"
 
@@ -18,7 +19,21 @@ type Origin struct {
 	Commit    string `json:"commit"`    // of the binary
 	Command   string `json:"command"`   // that was run
 	Transport string `json:"transport"` // of KV between the engines
-	Pools     string `json:"pools"`     // sizes of the engines, as far as they were chosen
+	Sizes     Sizes  `json:"sizes"`
+}
+
+// Sizes are what the engines of a point were given.
+type Sizes struct {
+	PrefillerTokens int   `json:"prefiller_kv_tokens"`
+	DecoderTokens   int   `json:"decoder_kv_tokens"`
+	PrefillerStep   int   `json:"prefiller_step_tokens"`
+	DecoderStep     int   `json:"decoder_step_tokens"`
+	Seqs            int   `json:"decoder_seqs"` // requests that run at once on the Decoder
+	Host            int64 `json:"host_tier_bytes,omitempty"`
+}
+
+func (s Sizes) String() string {
+	return fmt.Sprintf("KV of %d tokens at P and %d at D", s.PrefillerTokens, s.DecoderTokens)
 }
 
 // Line is one point that was measured.
@@ -30,8 +45,18 @@ type Line struct {
 	Figures
 }
 
+// planned is what is known of a line's setting before it is measured.
+func (o *Origin) planned() string {
+	return o.Hardware + ", KV by " + o.Transport + ", " + o.Sizes.String()
+}
+
 // setting is what lines must agree on to be compared.
-func (l *Line) setting() string { return l.Hardware + ", KV by " + l.Transport + ", " + l.Pools }
+func (l *Line) setting() string {
+	if l.Way == "" {
+		return l.planned()
+	}
+	return l.planned() + ", moved by way of " + l.Way
+}
 
 // Figures is what a point gave.
 type Figures struct {
@@ -57,7 +82,9 @@ type Figures struct {
 	ITL  Spread `json:"itl_ms"`
 	TTFT Spread `json:"ttft_ms"`
 
-	KVBytes       float64 `json:"kv_bytes"` // that the Decoder received
+	KVBytes       float64 `json:"kv_bytes"`         // that the Decoder received
+	TokenBytes    float64 `json:"kv_token_bytes"`   // of KV
+	Way           string  `json:"kv_way,omitempty"` // on which most of them came, where the engine tells
 	PrefillTokens float64 `json:"prefiller_tokens"`
 	HeldAfter     float64 `json:"blocks_held_after"`
 
@@ -156,6 +183,15 @@ func (f *Figures) engines(before, after pages) {
 	}
 	ofP, ofD := func(p pages) scrape.Page { return p.prefiller }, func(p pages) scrape.Page { return p.decoder }
 	f.KVBytes = grown("sluice_kv_transfer_bytes_total", ofD, map[string]string{"direction": "received"})
+	f.TokenBytes = d1.Max("sluice_kv_block_bytes") / blockSize
+	const ways = "sluice_kv_transfer_way_bytes_total"
+	most := 0.0
+	grew := scrape.Minus(d1.By(ways, "way", nil), d0.By(ways, "way", nil))
+	for _, way := range scrape.Keys(grew) {
+		if grew[way] > most {
+			f.Way, most = way, grew[way]
+		}
+	}
 	f.PrefillTokens = grown("vllm:prompt_tokens_by_source_total", ofP, map[string]string{"source": "local_compute"})
 	f.Restored = grown("sluice_kv_offload_total", ofD, map[string]string{"event": "hit"})
 }

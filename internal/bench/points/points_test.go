@@ -159,7 +159,7 @@ func TestResultsFile(t *testing.T) {
 
 	// Other hardware, another transport and other pools are other points.
 	for _, change := range []func(*Origin){
-		func(o *Origin) { o.Hardware = "two X" }, func(o *Origin) { o.Transport = "ipc" }, func(o *Origin) { o.Pools = "KV of 1 token" },
+		func(o *Origin) { o.Hardware = "two X" }, func(o *Origin) { o.Transport = "ipc" }, func(o *Origin) { o.Sizes.DecoderTokens = 1 },
 	} {
 		o := one.Origin
 		change(&o)
@@ -228,7 +228,7 @@ func TestMediansAndChecks(t *testing.T) {
 
 	var out bytes.Buffer
 	require.NoError(t, Print(&out, lines, Tails))
-	require.Contains(t, out.String(), "on one X, KV by tcp, ; 2026-01-02 03:04 to 03:04, commit c0ffee")
+	require.Contains(t, out.String(), "on one X, KV by tcp, KV of 0 tokens at P and 0 at D; 2026-01-02 03:04 to 03:04, commit c0ffee")
 	require.Contains(t, out.String(), "MISS  qwen3-0.6b 1024/256 at 16 req/s, one-new-token-hardened")
 	out.Reset()
 	require.NoError(t, Print(&out, lines, AppendPrefill))

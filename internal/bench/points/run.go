@@ -152,8 +152,7 @@ func (r *runner) todo() []Point {
 // origin is where a line about the point comes from.
 func (r *runner) origin(p *Point) Origin {
 	o := r.o.Origin
-	s := r.o.setupOf(p)
-	o.Pools = s.pools()
+	o.Sizes = r.o.setupOf(p).Sizes
 	return o
 }
 

@@ -17,17 +17,9 @@ type setup struct {
 	table, model string
 	prompt       int // of append-prefill
 
-	prefillerTokens, decoderTokens int // of KV
-	together                       int // Decoders that run at a time, at most
-	prefillerStep, decoderStep     int // tokens of a step
-	seqs                           int // requests that run at once on the Decoder
-	length                         int // of a prompt with its output
-	host                           int64
-}
-
-// pools says what of a setup decides about results beside the model.
-func (s *setup) pools() string {
-	return fmt.Sprintf("KV of %d tokens at P and %d at D", s.prefillerTokens, s.decoderTokens)
+	Sizes
+	together int // Decoders that run at a time, at most
+	length   int // of a prompt with its output
 }
 
 // memory is what fits beside the weights of a model, in tokens of KV: one
@@ -67,29 +59,29 @@ func (o *Options) setupOf(p *Point) setup {
 			m = of[1]
 		}
 	}
-	s := setup{table: p.Table, model: p.Model, seqs: 128, prefillerStep: 8192, decoderStep: 2048, length: 4096}
+	s := setup{table: p.Table, model: p.Model, Sizes: Sizes{Seqs: 128, PrefillerStep: 8192, DecoderStep: 2048}, length: 4096}
 	if memories[p.Model] != ([2]memory{}) {
 		s.length = 8192
 	}
-	s.prefillerTokens, s.decoderTokens, s.together = m.prefiller, m.decoder, m.together
+	s.PrefillerTokens, s.DecoderTokens, s.together = m.prefiller, m.decoder, m.together
 	if p.Table == AppendPrefill {
 		s.prompt = p.Prompt
-		s.seqs, s.prefillerStep = 64, max(p.Prompt, 64)
-		s.prefillerTokens, s.together = m.appendPrefiller, m.quarter
+		s.Seqs, s.PrefillerStep = 64, max(p.Prompt, 64)
+		s.PrefillerTokens, s.together = m.appendPrefiller, m.quarter
 		if p.Prompt > publishedLength/2 {
 			s.together, s.length = m.whole, 16384
 		}
-		s.decoderTokens = publishedPool * p.Prompt / publishedLength
-		s.host = 8 << 30 * int64(max(p.Prompt, publishedLength/4)) / (publishedLength / 4)
+		s.DecoderTokens = publishedPool * p.Prompt / publishedLength
+		s.Host = 8 << 30 * int64(max(p.Prompt, publishedLength/4)) / (publishedLength / 4)
 		if _, known := memories[p.Model]; !known {
-			s.host = 64 << 20
+			s.Host = 64 << 20
 		}
 	}
 	if o.PrefillerTokens > 0 {
-		s.prefillerTokens = o.PrefillerTokens
+		s.PrefillerTokens = o.PrefillerTokens
 	}
 	if o.DecoderTokens > 0 {
-		s.decoderTokens = o.DecoderTokens
+		s.DecoderTokens = o.DecoderTokens
 	}
 	return s
 }
@@ -99,13 +91,13 @@ func (o *Options) cluster(s *setup, variant string) up.Cluster {
 	c := up.Cluster{
 		Model: s.model,
 		Prefiller: up.Engine{
-			Device: o.PrefillerDevice, Caching: up.NoCaching, Blocks: s.prefillerTokens / blockSize, BlockSize: blockSize, MaxSeqs: 64,
-			StepLimit: s.prefillerStep, MaxLen: s.length, Workers: o.Workers, Extra: []string{"--enforce-eager"},
+			Device: o.PrefillerDevice, Caching: up.NoCaching, Blocks: s.PrefillerTokens / blockSize, BlockSize: blockSize, MaxSeqs: 64,
+			StepLimit: s.PrefillerStep, MaxLen: s.length, Workers: o.Workers, Extra: []string{"--enforce-eager"},
 			Transfer: transfer("kv_producer", o.Extra, 0),
 		},
 		Decoder: up.Engine{
-			Device: o.DecoderDevice, Blocks: s.decoderTokens / blockSize, BlockSize: blockSize, MaxSeqs: s.seqs,
-			StepLimit: s.decoderStep, MaxLen: s.length, Workers: o.Workers, Transfer: transfer("kv_consumer", o.Extra, 0),
+			Device: o.DecoderDevice, Blocks: s.DecoderTokens / blockSize, BlockSize: blockSize, MaxSeqs: s.Seqs,
+			StepLimit: s.DecoderStep, MaxLen: s.length, Workers: o.Workers, Transfer: transfer("kv_consumer", o.Extra, 0),
 		},
 	}
 	if s.table == Tails {
@@ -119,7 +111,7 @@ func (o *Options) cluster(s *setup, variant string) up.Cluster {
 	case ArmPlain:
 		c.Profile = "plain"
 	case ArmTier:
-		c.Decoder.Transfer = transfer("kv_consumer", o.Extra, s.host)
+		c.Decoder.Transfer = transfer("kv_consumer", o.Extra, s.Host)
 	case ArmNoGovernor:
 		c.Guards = `{"governor":false,"compare_remote_eta":false}` // the comparison asks the governor what an attempt takes
 	}

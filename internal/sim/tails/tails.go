@@ -42,6 +42,10 @@ type Config struct {
 	Step    float64 // of a FULL step without rows
 	PerRow  float64 // more for each row
 	NonFull float64 // more where the step is not FULL
+
+	// Took, when set, is the time of a step by its rows and its graph, instead of
+	// the three above.
+	Took func(rows int, mode graphs.Mode) float64
 }
 
 // Published are the parameters with which the published step counts of a small
@@ -68,7 +72,9 @@ func (c Config) Validate() error {
 	}
 	positive("rate", c.Rate)
 	positive("duration", c.Duration)
-	positive("step", c.Step)
+	if c.Took == nil {
+		positive("step", c.Step)
+	}
 	if c.Rate*c.Duration > 1e7 {
 		errs = append(errs, errors.New("tails: more than ten million arrivals"))
 	}
@@ -196,7 +202,10 @@ func Run(c Config) (Result, error) {
 		dec := d.Dispatch(rows, graphs.Step{}, verdicts)
 		res.Counts.Observe(dec)
 		took := c.Step + c.PerRow*float64(len(running))
-		if dec.Mode != graphs.Full {
+		switch {
+		case c.Took != nil:
+			took = c.Took(len(running), dec.Mode)
+		case dec.Mode != graphs.Full:
 			took += c.NonFull
 		}
 		now += took

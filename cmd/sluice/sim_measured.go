@@ -1,0 +1,58 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/sluice-serving/sluice/internal/bench/points"
+	"github.com/sluice-serving/sluice/internal/sim"
+)
+
+// predict prints what the simulator says of measured points beside them.
+func (f *simFlags) predict(out io.Writer) error {
+	switch {
+	case f.cost == "":
+		return errors.New("--measured needs --cost-model: the steps of the devices, as internal/engine/steptime writes them")
+	case f.preset != "" || f.trace != "":
+		return errors.New("--measured brings its own workload: it goes without --preset and --trace")
+	}
+	lines, err := points.Read(f.measured)
+	if err != nil {
+		return err
+	}
+	if len(lines) == 0 {
+		return fmt.Errorf("%s has no measured point", f.measured)
+	}
+	a := f.assumed
+	for _, table := range []string{points.Tails, points.AppendPrefill} {
+		list, err := points.Predict(lines, table, f.steps, a)
+		if err != nil {
+			return err
+		}
+		if len(list) == 0 {
+			continue
+		}
+		if _, err := fmt.Fprintf(out, "\n%s: simulated with the steps of %s, measured, and how far the first is off\n\n", table, f.cost); err != nil {
+			return err
+		}
+		if err := points.PrintComparisons(out, list); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// steps reads one model's from the cost model.
+func (f *simFlags) steps(model string) (*sim.Steps, error) {
+	file, err := os.Open(f.cost)
+	if err != nil {
+		return nil, err
+	}
+	s, err := sim.ReadSteps(file, model)
+	if err := errors.Join(err, file.Close()); err != nil {
+		return nil, fmt.Errorf("%s: %w", f.cost, err)
+	}
+	return s, nil
+}

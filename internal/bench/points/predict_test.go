@@ -1,0 +1,136 @@
+package points
+
+import (
+	"bytes"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-serving/sluice/internal/bench/scrape"
+	"github.com/sluice-serving/sluice/internal/sim"
+)
+
+// Steps of 1 ms and 10 µs a row, half a millisecond more without a FULL graph,
+// and prompts at 200,000 tokens a second.
+const stepTimes = `# X, context 1152
+m,decode,1,FULL,1.01,ms
+m,decode,101,FULL,2.01,ms
+m,decode,1,PIECEWISE,1.51,ms
+m,decode,101,PIECEWISE,2.51,ms
+m,decode,1,NONE,1.51,ms
+m,decode,101,NONE,2.51,ms
+m,prefill,1000,NONE,200,ktok/s
+m,prefill,4000,NONE,200,ktok/s
+`
+
+func madeSteps(model string) (*sim.Steps, error) {
+	if model != "m" {
+		return nil, errors.New("no steps of " + model)
+	}
+	return sim.ReadSteps(strings.NewReader(stepTimes), model)
+}
+
+func TestPredictionsOfTails(t *testing.T) {
+	p := Point{Table: Tails, Model: "random:m", Input: 1024, Output: 256, Rate: 16, Policy: Strict, Seconds: 20}
+	strict := line(p, 1, 1.1, 1.7, 0.02)
+	strict.Sizes = Sizes{DecoderTokens: 160_000, DecoderStep: 2048, Seqs: 128}
+	strict.Full, strict.Piecewise = 10000, 315
+	p.Policy = Hardened
+	ours := line(p, 1, 1.1, 1.7, 0)
+	ours.Sizes, ours.Piecewise = strict.Sizes, 0
+	list, err := Predict([]Line{strict, ours}, Tails, madeSteps, Assumed{})
+	require.NoError(t, err)
+	require.Len(t, list, 2)
+	by := func(c Comparison) map[string]Figure {
+		out := map[string]Figure{}
+		for _, f := range c.Figures {
+			out[f.Name] = f
+		}
+		return out
+	}
+	s, o := by(list[0]), by(list[1])
+	require.InDelta(t, 318, s["non-FULL"].Predicted, 3, "arrivals less those of one step")
+	require.InDelta(t, 1.06, s["TPOT ms"].Predicted, 0.02)
+	require.Zero(t, o["non-FULL"].Predicted)
+	require.Zero(t, o["non-FULL"].Off())
+	require.Greater(t, s["ITL p99 ms"].Predicted, o["ITL p99 ms"].Predicted)
+	require.InDelta(t, s["FULL"].Predicted/10000-1, s["FULL"].Off(), 1e-9)
+	require.True(t, math.IsNaN(Figure{Predicted: 1}.Off()))
+
+	var out bytes.Buffer
+	require.NoError(t, PrintComparisons(&out, list))
+	require.Contains(t, out.String(), "m/1024-256/16/strict/20s")
+	require.Contains(t, out.String(), "of 8 figures are within 15 %")
+	out.Reset()
+	require.NoError(t, PrintComparisons(&out, nil))
+	require.Equal(t, "no point is measured\n", out.String())
+	strict.Model = "other"
+	_, err = Predict([]Line{strict}, Tails, madeSteps, Assumed{})
+	require.ErrorContains(t, err, "no steps of other")
+}
+
+func TestPredictionsOfArms(t *testing.T) {
+	var lines []Line
+	for _, arm := range Arms {
+		l := line(Point{Table: AppendPrefill, Model: "random:m", Prompt: 3072, Output: 9, Sessions: 30, Turns: 3, Arm: arm}, 1, 1, 1, 0)
+		l.Sizes = Sizes{PrefillerTokens: 160_000, DecoderTokens: 58_880, PrefillerStep: 3072, DecoderStep: 2048, Seqs: 64, Host: 1 << 30}
+		l.PromptMs, l.TokenBytes, l.Factor = 16, 1024, 1085.0/16
+		lines = append(lines, l)
+	}
+	list, err := Predict(lines, AppendPrefill, madeSteps, Assumed{})
+	require.NoError(t, err)
+	require.Len(t, list, len(Arms))
+	hits := map[string]float64{}
+	for _, c := range list {
+		for _, f := range c.Figures {
+			require.False(t, math.IsNaN(f.Predicted), f.Name)
+			if f.Name == "hits" {
+				hits[c.Row.Arm] = f.Predicted
+			}
+		}
+	}
+	require.Zero(t, hits[ArmPD])
+	for _, arm := range Arms[1:] {
+		require.Positive(t, hits[arm], arm)
+	}
+	lines[0].Arm = "reverse"
+	_, err = Predict(lines[:1], AppendPrefill, madeSteps, Assumed{})
+	require.ErrorContains(t, err, `arm "reverse" is unknown`)
+}
+
+// The counters' growth over a point is what the point did.
+func TestFiguresOfEngines(t *testing.T) {
+	page := func(full, piecewise, none, direct, connection, bytes, block float64) scrape.Page {
+		of := func(labels map[string]string, v float64) scrape.Sample {
+			return scrape.Sample{Labels: labels, Value: v}
+		}
+		return scrape.Page{
+			"sluice_graph_steps_total": {
+				of(map[string]string{"mode": "FULL", "reason": "none"}, full), of(map[string]string{"mode": "PIECEWISE", "reason": "prefill"}, piecewise),
+				of(map[string]string{"mode": "NONE", "reason": "too_large"}, none),
+			},
+			"sluice_step_seconds_sum": {of(map[string]string{"mode": "FULL"}, full/1000), of(map[string]string{"mode": "PIECEWISE"}, piecewise/500)},
+			"sluice_kv_transfer_way_bytes_total": {
+				of(map[string]string{"way": "direct"}, direct), of(map[string]string{"way": "connection"}, connection),
+			},
+			"sluice_kv_transfer_bytes_total": {of(map[string]string{"direction": "received"}, bytes), of(map[string]string{"direction": "sent"}, 7)},
+			"sluice_kv_block_bytes":          {of(nil, block)},
+		}
+	}
+	var f Figures
+	f.engines(pages{page(0, 0, 0, 0, 0, 0, 0), page(100, 10, 0, 5, 50, 1000, 64)}, pages{page(0, 0, 0, 0, 0, 0, 0), page(300, 14, 1, 95, 60, 5000, 64)})
+	require.Equal(t, []int{200, 4, 1}, []int{f.Full, f.Piecewise, f.None})
+	require.InDelta(t, 5.0/205, f.NonFullShare, 1e-12)
+	require.Equal(t, map[string]int{"prefill": 4, "too_large": 1}, f.Reasons)
+	require.InDelta(t, 1, f.FullMs, 1e-9)
+	require.InDelta(t, 1.6, f.OtherMs, 1e-9)
+	require.Equal(t, "direct", f.Way)
+	require.Equal(t, 4000.0, f.KVBytes)
+	require.Equal(t, 1.0, f.TokenBytes)
+	l := Line{Figures: f}
+	require.Contains(t, l.setting(), "by way of direct")
+	require.NotContains(t, l.planned(), "direct")
+}
