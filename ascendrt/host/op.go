@@ -43,13 +43,9 @@ func (d *device) Plan(spec ascendrt.OpSpec) (ascendrt.Op, error) {
 }
 
 func (d *device) plan(spec ascendrt.OpSpec) (*opState, error) {
-	if spec.Kind == OpGatedDelta {
-		s := &opState{}
-		if err := s.gatedDelta(spec); err != nil {
-			return nil, err
-		}
-		s.slots = s.Slots()
-		return s, nil
+	own := &opState{}
+	if done, err := d.ownOp(own, spec); done || err != nil {
+		return own, err
 	}
 	sig, err := opspec.Describe(spec)
 	if err != nil {
@@ -87,6 +83,28 @@ func (d *device) plan(spec ascendrt.OpSpec) (*opState, error) {
 		return nil, ascendrt.ErrUnsupported
 	}
 	return s, nil
+}
+
+// ownOp plans what this backend has alone; false if spec is no such operation.
+func (d *device) ownOp(s *opState, spec ascendrt.OpSpec) (bool, error) {
+	var err error
+	switch spec.Kind {
+	case OpGatedDelta:
+		err = s.gatedDelta(spec)
+	case OpRoute:
+		err = s.route(spec)
+	case OpExperts:
+		err = s.experts(spec, d.pool)
+	case OpCombine:
+		err = s.combine(spec)
+	default:
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	s.slots = s.Slots()
+	return true, nil
 }
 
 // bind resolves the arguments of an operation command and prepares its run.
