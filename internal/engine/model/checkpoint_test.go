@@ -52,12 +52,18 @@ func configJSON(c Config) map[string]any {
 	if c.HeadNorm {
 		arch = "Qwen3ForCausalLM"
 	}
-	return map[string]any{
+	m := map[string]any{
 		"architectures": []string{arch}, "vocab_size": c.Vocab, "hidden_size": c.Hidden, "num_hidden_layers": c.Layers,
 		"num_attention_heads": c.Heads, "num_key_value_heads": c.KVHeads, "head_dim": c.HeadDim, "intermediate_size": c.FFN,
 		"rms_norm_eps": c.NormEps, "max_position_embeddings": c.MaxPositions, "tie_word_embeddings": c.Tied, "rope_theta": c.RopeTheta,
 		"hidden_act": "silu", "eos_token_id": []int{3, 7},
 	}
+	if c.MoE.Experts > 0 {
+		m["architectures"], m["intermediate_size"], m["moe_intermediate_size"] = []string{"Qwen3MoeForCausalLM"}, 9*c.FFN, c.FFN
+		m["num_experts"], m["num_experts_per_tok"], m["norm_topk_prob"] = c.MoE.Experts, c.MoE.TopK, c.MoE.Normalised
+		m["decoder_sparse_step"], m["mlp_only_layers"] = 1, []int{}
+	}
+	return m
 }
 
 func write(t *testing.T, dir, name string, v any) {
@@ -222,6 +228,6 @@ func TestRandomIsTheGenerators(t *testing.T) {
 	_, err = r.Get("nothing", 1)
 	require.ErrorContains(t, err, "is not of this model")
 	_, err = Shape("gpt-9")
-	require.ErrorContains(t, err, "llama3-8b, qwen3-0.6b, tiny")
+	require.ErrorContains(t, err, "llama3-8b, qwen3-0.6b, tiny, tiny-moe")
 	require.False(t, strings.Contains(c.Name, " "))
 }

@@ -1,12 +1,13 @@
 // Package model describes the transformers that the reference engine runs and
 // makes the weights of the built-in one.
 //
-// The architecture is Qwen3 (dense) or Llama 3: pre-norm blocks of grouped-query
+// The architecture is Qwen3 (dense or MoE) or Llama 3: pre-norm blocks of grouped-query
 // attention, with an RMSNorm over each query and key head in Qwen3, rotary
 // positions in the half-split form, a SwiGLU feed-forward, a final RMSNorm, and
-// logits through the transposed embedding or a matrix of their own. Tensor names
-// and shapes are those of the published checkpoints. A Source gives the tensors:
-// generated Weights, a Checkpoint on disk, or Random.
+// logits through the transposed embedding or a matrix of their own. Qwen3-MoE has,
+// in place of the feed-forward, experts of which a router takes some for each
+// token. Tensor names and shapes are those of the published checkpoints. A Source
+// gives the tensors: generated Weights, a Checkpoint on disk, or Random.
 package model
 
 import (
@@ -23,13 +24,22 @@ type Config struct {
 	Heads        int     // query heads
 	KVHeads      int     // key and value heads; Heads is a multiple
 	HeadDim      int     // width of a head; even
-	FFN          int     // inner width of the feed-forward
+	FFN          int     // inner width of the feed-forward, or of each expert
+	MoE          MoE     // experts in place of the feed-forward; zero: none
 	RopeTheta    float64 // base of the rotary frequencies
 	RopeScaling  Scaling // change of the rotary frequencies; zero: none
 	NormEps      float32 // added to the mean square in every RMSNorm
 	MaxPositions int     // longest sequence, prompt and output together
 	HeadNorm     bool    // an RMSNorm over each query and key head (Qwen3)
 	Tied         bool    // logits through the embedding instead of a matrix of their own
+}
+
+// MoE are the experts of a layer, each a feed-forward, and how a token is routed:
+// to those with the largest share of a softmax over all, which weighs them.
+type MoE struct {
+	Experts    int  // 0: none
+	TopK       int  // experts of a token
+	Normalised bool // the weights of a token's experts sum to 1
 }
 
 // Builtin is the model that the binary carries: 1.1 million parameters besides
@@ -60,6 +70,9 @@ func (c Config) Validate() error {
 	positive("positions", c.MaxPositions)
 	if c.KVHeads > 0 && c.Heads%c.KVHeads != 0 {
 		errs = append(errs, fmt.Errorf("query heads %d are no multiple of kv heads %d", c.Heads, c.KVHeads))
+	}
+	if m := c.MoE; m.Experts < 0 || m.Experts > 0 && (m.TopK < 1 || m.TopK > m.Experts) {
+		errs = append(errs, fmt.Errorf("%d of %d experts are taken", m.TopK, m.Experts))
 	}
 	if c.HeadDim%2 != 0 {
 		errs = append(errs, fmt.Errorf("head width %d is odd", c.HeadDim))

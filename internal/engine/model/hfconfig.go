@@ -26,6 +26,12 @@ type hfConfig struct {
 	MLPBias       bool     `json:"mlp_bias"`
 	Sliding       bool     `json:"use_sliding_window"`
 	Theta         float64  `json:"rope_theta"`
+	Experts       int      `json:"num_experts"`
+	TopK          int      `json:"num_experts_per_tok"`
+	ExpertFFN     int      `json:"moe_intermediate_size"`
+	Normalised    bool     `json:"norm_topk_prob"`
+	SparseStep    int      `json:"decoder_sparse_step"`
+	DenseLayers   []int    `json:"mlp_only_layers"`
 	Scaling       *hfRope  `json:"rope_scaling"`
 	Rope          *hfRope  `json:"rope_parameters"`
 
@@ -56,10 +62,18 @@ func parseConfig(raw []byte) (Config, []int, error) {
 		Vocab: h.Vocab, Hidden: h.Hidden, Layers: h.Layers, Heads: h.Heads, KVHeads: h.KVHeads, HeadDim: h.HeadDim,
 		FFN: h.FFN, NormEps: h.Eps, MaxPositions: h.Positions, Tied: h.Tied, RopeTheta: h.Theta,
 	}
-	known := []string{"Qwen3ForCausalLM", "LlamaForCausalLM"}
+	known := []string{"Qwen3ForCausalLM", "LlamaForCausalLM", "Qwen3MoeForCausalLM"}
 	switch {
 	case slices.Contains(h.Architectures, known[0]):
 		c.HeadNorm = true
+	case slices.Contains(h.Architectures, known[2]):
+		c.HeadNorm, c.FFN, c.MoE = true, h.ExpertFFN, MoE{h.Experts, h.TopK, h.Normalised}
+		if h.Experts < 1 {
+			bad("num_experts is %d, must be positive", h.Experts)
+		}
+		if h.SparseStep > 1 || len(h.DenseLayers) > 0 {
+			bad("decoder_sparse_step is %d and mlp_only_layers %v; every layer has experts here", h.SparseStep, h.DenseLayers)
+		}
 	case !slices.Contains(h.Architectures, known[1]):
 		bad("architectures is %v; this engine runs %v", h.Architectures, known)
 	}

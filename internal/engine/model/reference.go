@@ -53,12 +53,11 @@ func (r *Reference) Step(token int) []float32 {
 		}
 		add(h, matvec(t("self_attn.o_proj"), attended))
 		x = rmsnorm(h, t("post_attention_layernorm"), c.NormEps)
-		gate, up := matvec(t("mlp.gate_proj"), x), matvec(t("mlp.up_proj"), x)
-		for i := range gate {
-			g := float64(gate[i])
-			gate[i] = float32(g/(1+math.Exp(-g))) * up[i]
+		if c.MoE.Experts > 0 {
+			add(h, r.experts(l, x))
+			continue
 		}
-		add(h, matvec(t("mlp.down_proj"), gate))
+		add(h, feedForward(t("mlp.gate_proj"), t("mlp.up_proj"), t("mlp.down_proj"), x))
 	}
 	r.n++
 	out := r.w[EmbedName]
@@ -66,6 +65,64 @@ func (r *Reference) Step(token int) []float32 {
 		out = r.w[HeadName]
 	}
 	return matvec(out, rmsnorm(h, r.w[FinalNormName], c.NormEps))
+}
+
+// experts is what a token's experts make of x, weighed by their shares.
+func (r *Reference) experts(layer int, x []float32) []float32 {
+	share := r.Shares(layer, x)
+	out := make([]float64, len(x))
+	for e, w := range share {
+		if w == 0 {
+			continue
+		}
+		t := func(part string) []float32 { return r.w[ExpertName(layer, e, part)] }
+		for i, v := range feedForward(t("gate_proj"), t("up_proj"), t("down_proj"), x) {
+			out[i] += w * float64(v)
+		}
+	}
+	sum := make([]float32, len(x))
+	for i, v := range out {
+		sum[i] = float32(v)
+	}
+	return sum
+}
+
+// Shares are the weights of all experts for x, the input of a layer's router; 0
+// for those that are not taken. Of equal ones the lower index is taken.
+func (r *Reference) Shares(layer int, x []float32) []float64 {
+	logits := matvec(r.w[LayerName(layer, "mlp.gate")], x)
+	var total float64
+	for _, v := range logits {
+		total += math.Exp(float64(v))
+	}
+	share := make([]float64, len(logits))
+	var taken float64
+	for range r.c.MoE.TopK {
+		best := -1
+		for e, v := range logits {
+			if share[e] == 0 && (best < 0 || v > logits[best]) {
+				best = e
+			}
+		}
+		share[best] = math.Exp(float64(logits[best])) / total
+		taken += share[best]
+	}
+	if r.c.MoE.Normalised {
+		for e := range share {
+			share[e] /= taken
+		}
+	}
+	return share
+}
+
+// feedForward is SwiGLU between two projections.
+func feedForward(gate, up, down, x []float32) []float32 {
+	a, b := matvec(gate, x), matvec(up, x)
+	for i := range a {
+		g := float64(a[i])
+		a[i] = float32(g/(1+math.Exp(-g))) * b[i]
+	}
+	return matvec(down, a)
 }
 
 // rotate turns one head in place to the current position; with a gain it

@@ -21,9 +21,13 @@ var shapes = map[string]Config{
 		Name: "tiny", Vocab: 512, Hidden: 256, Layers: 2, Heads: 4, KVHeads: 2, HeadDim: 64, FFN: 512,
 		RopeTheta: 1e4, NormEps: 1e-6, MaxPositions: 4096, HeadNorm: true, Tied: true,
 	},
+	"tiny-moe": {
+		Name: "tiny-moe", Vocab: 512, Hidden: 128, Layers: 3, Heads: 4, KVHeads: 2, HeadDim: 32, FFN: 96, MoE: MoE{Experts: 8, TopK: 2, Normalised: true},
+		RopeTheta: 1e4, NormEps: 1e-6, MaxPositions: 4096, HeadNorm: true, Tied: true,
+	},
 }
 
-// Shape gives the configuration of a known size: qwen3-0.6b, llama3-8b or tiny.
+// Shape gives the configuration of a known size: qwen3-0.6b, llama3-8b, tiny or tiny-moe.
 func Shape(name string) (Config, error) {
 	if c, ok := shapes[name]; ok {
 		return c, nil

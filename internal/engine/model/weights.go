@@ -43,12 +43,19 @@ const (
 	kindUp
 	kindDown
 	kindHead
+	kindRouter
 )
 
 // LayerName is the full name of a tensor of one layer, for example
 // LayerName(2, "self_attn.q_proj").
 func LayerName(layer int, part string) string {
 	return fmt.Sprintf("model.layers.%d.%s.weight", layer, part)
+}
+
+// ExpertName is the full name of a tensor of one expert, for example
+// ExpertName(2, 7, "up_proj").
+func ExpertName(layer, expert int, part string) string {
+	return LayerName(layer, fmt.Sprintf("mlp.experts.%d.%s", expert, part))
 }
 
 // Tensors lists every weight in a fixed order.
@@ -68,9 +75,19 @@ func (c Config) Tensors() []Tensor {
 			add("self_attn.k_norm", kindHeadNorm, c.HeadDim)
 		}
 		add("post_attention_layernorm", kindNorm, c.Hidden)
-		add("mlp.gate_proj", kindUp, c.FFN, c.Hidden)
-		add("mlp.up_proj", kindUp, c.FFN, c.Hidden)
-		add("mlp.down_proj", kindDown, c.Hidden, c.FFN)
+		feedForward := func(prefix string) {
+			add(prefix+"gate_proj", kindUp, c.FFN, c.Hidden)
+			add(prefix+"up_proj", kindUp, c.FFN, c.Hidden)
+			add(prefix+"down_proj", kindDown, c.Hidden, c.FFN)
+		}
+		if c.MoE.Experts == 0 {
+			feedForward("mlp.")
+			continue
+		}
+		add("mlp.gate", kindRouter, c.MoE.Experts, c.Hidden)
+		for e := range c.MoE.Experts {
+			feedForward(fmt.Sprintf("mlp.experts.%d.", e))
+		}
 	}
 	out = append(out, Tensor{FinalNormName, []int{c.Hidden}, kindNorm})
 	if !c.Tied {
