@@ -20,8 +20,9 @@ type Config struct {
 	MaxLen    int            // tokens of a sequence, prompt and output
 	InFlight  int            // steps submitted and not yet waited for; 0 means 1
 	Graphs    graphs.Config
-	KV        ascendrt.Placement // of the KV pool; PlaceShareable: another process may be given it
-	Sampler   Sampler            // chooses tokens that are not the most likely ones; nil: there are none
+	KV        ascendrt.Placement    // of the KV pool; PlaceShareable: another process may be given it
+	Group     ascendrt.Communicator // ranks among which the experts lie; nil: all lie here. Each submits the same steps, see SubmitIdle
+	Sampler   Sampler               // chooses tokens that are not the most likely ones; nil: there are none
 
 	// Capturing is told of every key whose graphs were captured, of all; it may be nil.
 	Capturing func(done, all int)
@@ -49,7 +50,7 @@ func (c Config) Validate() error {
 	if c.MaxLen > c.Model.MaxPositions {
 		errs = append(errs, fmt.Errorf("executor: sequence length %d exceeds the model's %d positions", c.MaxLen, c.Model.MaxPositions))
 	}
-	return errors.Join(append(errs, c.validateDrafts())...)
+	return errors.Join(append(errs, c.validateDrafts(), c.validateExperts())...)
 }
 
 // BlockBytes is the size of one KV block over all layers.

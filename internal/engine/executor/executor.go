@@ -42,6 +42,7 @@ type Executor struct {
 	booked int // bytes that the device had given at the last look
 
 	rows     replay.Batch // scratch
+	idle     replay.Batch // of steps without work
 	to, from []ascendrt.View
 	scratch  [][]float32 // logits of one place, per goroutine that chooses
 }

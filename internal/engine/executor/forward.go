@@ -17,6 +17,7 @@ type activations struct {
 	ffn      ascendrt.Tensor // [t,F]
 	last     ascendrt.Tensor // [p,H] the tokens that are sampled behind
 	logits   ascendrt.Tensor // [p,V]
+	experts  expertActs
 }
 
 func (e *Executor) allocActivations() (activations, error) {
@@ -39,13 +40,20 @@ func (e *Executor) allocActivations() (activations, error) {
 				continue // fused operations keep these to themselves
 			}
 		}
+		if e.c.sparse() && (x.dst == &a.gateUp || x.dst == &a.ffn) {
+			continue
+		}
 		buf, err := e.alloc(typ.Size() * x.rows * x.width)
 		if err != nil {
 			return a, err
 		}
 		*x.dst = ascendrt.NewTensor(buf.View(), typ, x.rows, x.width)
 	}
-	return a, nil
+	var err error
+	if e.c.sparse() {
+		a.experts, err = e.allocExperts()
+	}
+	return a, err
 }
 
 // pass records the parts of the forward pass that depend on the number of
@@ -90,9 +98,13 @@ func (p pass) finish(l int) {
 	h, x, y := a.hidden.First(p.t), a.x.First(p.t), a.y.First(p.t)
 	p.op(e.ops.out, a.attended.First(p.t), w.out, y)
 	p.op(e.ops.addNorm, y, h, w.postNorm, x)
-	p.op(e.ops.gateUp, x, w.gateUp, a.gateUp.First(p.t))
-	p.op(e.ops.swiglu, a.gateUp.First(p.t), a.ffn.First(p.t))
-	p.op(e.ops.down, a.ffn.First(p.t), w.down, y)
+	if e.ops.experts != nil {
+		p.experts(l, x, y)
+	} else {
+		p.op(e.ops.gateUp, x, w.gateUp, a.gateUp.First(p.t))
+		p.op(e.ops.swiglu, a.gateUp.First(p.t), a.ffn.First(p.t))
+		p.op(e.ops.down, a.ffn.First(p.t), w.down, y)
+	}
 	p.op(e.ops.addNorm, y, h, next, x)
 }
 

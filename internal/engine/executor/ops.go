@@ -13,6 +13,8 @@ type ops struct {
 
 	fused *fusedOps // nil: the named ones above; else those are nil but attn
 
+	experts *expertOps // nil in dense models; else there is no gateUp, swiglu and down
+
 	workspace int // bytes, the largest need of any
 	all       []ascendrt.Op
 }
@@ -41,7 +43,7 @@ func (e *Executor) planOps() (ops, error) {
 	norm := func(kind ascendrt.OpKind, dim, groups int) ascendrt.Op {
 		return plan(kind, t, ascendrt.NormAttr{Dim: dim, Groups: groups, Eps: c.NormEps})
 	}
-	if e.c.storage() == ascendrt.BFloat16 {
+	if e.c.storage() == ascendrt.BFloat16 && !e.c.sparse() {
 		f, err := e.planFused()
 		if err == nil {
 			return f, nil
@@ -62,9 +64,13 @@ func (e *Executor) planOps() (ops, error) {
 	o.scatter = plan(ascendrt.OpKVScatter, t, ascendrt.ScatterAttr{KVHeads: c.KVHeads, HeadDim: c.HeadDim, BlockSize: e.c.BlockSize})
 	o.attn = plan(ascendrt.OpAttention, t, ascendrt.AttentionAttr{Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, BlockSize: e.c.BlockSize})
 	o.out = matmul(t, c.QWidth(), c.Hidden)
-	o.gateUp = matmul(t, c.Hidden, 2*c.FFN)
-	o.swiglu = plan(ascendrt.OpSwiGLU, t, ascendrt.SwiGLUAttr{Dim: c.FFN})
-	o.down = matmul(t, c.FFN, c.Hidden)
+	if e.c.sparse() {
+		o.experts = e.planExperts(plan)
+	} else {
+		o.gateUp = matmul(t, c.Hidden, 2*c.FFN)
+		o.swiglu = plan(ascendrt.OpSwiGLU, t, ascendrt.SwiGLUAttr{Dim: c.FFN})
+		o.down = matmul(t, c.FFN, c.Hidden)
+	}
 	o.gather = plan(ascendrt.OpGather, r, ascendrt.GatherAttr{Dim: c.Hidden})
 	o.head = matmul(r, c.Hidden, c.Vocab)
 	o.argmax = plan(ascendrt.OpArgmax, r, ascendrt.ArgmaxAttr{Dim: c.Vocab})

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/graphs"
 	"github.com/sluice-serving/sluice/graphs/replay"
 	"github.com/sluice-serving/sluice/kvcache"
 	"github.com/sluice-serving/sluice/scheduler"
@@ -43,13 +44,18 @@ func (e *Executor) Submit(ctx context.Context, p *scheduler.Plan) (Step, error) 
 	if e.ops.fused == nil {
 		e.feeds(p)
 	}
+	return e.launch(ctx, p, out, staged, p.Graph, p.Verdicts)
+}
+
+// launch submits what is staged.
+func (e *Executor) launch(ctx context.Context, p *scheduler.Plan, out *output, staged replay.Staged, dec graphs.Decision, verdicts []graphs.RowVerdict) (Step, error) {
 	out.plan, out.counts = p, append(out.counts[:0], make([]int32, p.Rows())...)
 	e.place(p, out)
 	if err := e.choices(p, out); err != nil {
 		return Step{}, err
 	}
 	result, err := e.set.Launch(ctx, replay.Step{
-		Decision: p.Graph, Verdicts: p.Verdicts, Lengths: staged.Lengths, Starts: staged.Starts,
+		Decision: dec, Verdicts: verdicts, Lengths: staged.Lengths, Starts: staged.Starts,
 		Inputs: func(c *ascendrt.Commands) {
 			staged.Upload(c)
 			e.uploadPlaces(c, out)

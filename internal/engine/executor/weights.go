@@ -13,6 +13,8 @@ import (
 // projections that read the same input are one matrix.
 type layerWeights struct {
 	inNorm, qkv, qNorm, kNorm, out, postNorm, gateUp, down ascendrt.Tensor
+
+	router ascendrt.Tensor // of experts, whose matrices are stacked in gateUp and down
 }
 
 type deviceWeights struct {
@@ -59,8 +61,12 @@ func (e *Executor) loadWeights(ctx context.Context, w model.Source) (deviceWeigh
 			qkv:      mat(c.Hidden, part{"self_attn.q_proj", c.QWidth()}, part{"self_attn.k_proj", c.KVWidth()}, part{"self_attn.v_proj", c.KVWidth()}),
 			out:      mat(c.QWidth(), part{"self_attn.o_proj", c.Hidden}),
 			postNorm: vec("post_attention_layernorm", c.Hidden),
-			gateUp:   mat(c.Hidden, part{"mlp.gate_proj", c.FFN}, part{"mlp.up_proj", c.FFN}),
-			down:     mat(c.FFN, part{"mlp.down_proj", c.Hidden}),
+		}
+		if e.c.sparse() {
+			w.router, w.gateUp, w.down = l.experts(i)
+		} else {
+			w.gateUp = mat(c.Hidden, part{"mlp.gate_proj", c.FFN}, part{"mlp.up_proj", c.FFN})
+			w.down = mat(c.FFN, part{"mlp.down_proj", c.Hidden})
 		}
 		if c.HeadNorm {
 			w.qNorm, w.kNorm = vec("self_attn.q_norm", c.HeadDim), vec("self_attn.k_norm", c.HeadDim)
@@ -154,6 +160,17 @@ func (l *loader) matrix(in int, parts ...part) ascendrt.Tensor {
 	if l.e.layout == ascendrt.WeightsMK {
 		return l.stack(in, parts...)
 	}
+	turned := l.turned(in, parts...)
+	if l.err != nil {
+		return ascendrt.Tensor{}
+	}
+	t := l.room(in, len(turned)/in)
+	l.put(t, 0, model.Data{Type: model.F32, Raw: model.Bytes(turned)}, len(turned))
+	return t
+}
+
+// turned stacks matrices [rows,in] and gives the transpose, in fp32.
+func (l *loader) turned(in int, parts ...part) []float32 {
 	var all []float32
 	for _, p := range parts {
 		if d := l.get(p.name, p.rows, in); l.err == nil {
@@ -161,7 +178,7 @@ func (l *loader) matrix(in int, parts ...part) ascendrt.Tensor {
 		}
 	}
 	if l.err != nil {
-		return ascendrt.Tensor{}
+		return nil
 	}
 	out := len(all) / in
 	turned := make([]float32, len(all))
@@ -170,9 +187,7 @@ func (l *loader) matrix(in int, parts ...part) ascendrt.Tensor {
 			turned[k*out+m] = all[m*in+k]
 		}
 	}
-	t := l.room(in, out)
-	l.put(t, 0, model.Data{Type: model.F32, Raw: model.Bytes(turned)}, len(turned))
-	return t
+	return turned
 }
 
 // table uploads fp32 values as they are.
