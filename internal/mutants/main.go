@@ -11,6 +11,9 @@
 //	the lines that are replaced, which occur once
 //	-- new
 //	what stands there instead
+//
+// With -without-append it does the opposite: the code of a feature is cut out
+// whole, and tests of a scheduler whose feature is off must not notice.
 package main
 
 import (
@@ -38,7 +41,15 @@ type fault struct {
 func main() {
 	only := flag.String("only", "", "run the faults whose name contains this")
 	limit := flag.Duration("limit", 3*time.Minute, "a test that runs longer counts as red")
+	cut := flag.Bool("without-append", false, "instead, run the scheduler's histories on a scheduler that has no code of append attempts")
 	flag.Parse()
+	if *cut {
+		if err := without(os.Stdout, appendAttempts); err != nil {
+			fmt.Fprintln(os.Stderr, "mutants:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	if err := run(os.Stdout, "internal/mutants/faults", *only, *limit); err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
 		os.Exit(1)
