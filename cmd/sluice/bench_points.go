@@ -33,13 +33,14 @@ type pointFlags struct {
 	limit, ready                                                                       time.Duration
 	most, workers, prefillerTokens, decoderTokens                                      int
 	seconds                                                                            float64
-	show                                                                               bool
+	show, markdown                                                                     bool
 }
 
 func (f *pointFlags) define(fs *pflag.FlagSet) {
 	const of = "points: "
 	fs.StringVar(&f.results, "results", "", of+"file that finished points are appended to and that says which are done (default results.jsonl in --dir)")
 	fs.BoolVar(&f.show, "show", false, of+"measure nothing, print the table of the results file")
+	fs.BoolVar(&f.markdown, "markdown", false, of+"write the table for a document")
 	fs.StringVar(&f.html, "html", "", of+"also write the table with plots to this file")
 	fs.DurationVar(&f.limit, "time-limit", 0, of+"end within this time; a point that would not is left for the next call (0: none)")
 	fs.IntVar(&f.most, "points", 0, of+"measure so many at most (0: all)")
@@ -122,7 +123,11 @@ func (f *pointFlags) print(out io.Writer, table string) error {
 	if err != nil {
 		return err
 	}
-	if err := points.Print(out, lines, table); err != nil || f.html == "" {
+	form := points.Text
+	if f.markdown {
+		form = points.Markdown
+	}
+	if err := points.Print(out, lines, table, form); err != nil || f.html == "" {
 		return err
 	}
 	file, err := os.Create(f.html)

@@ -97,6 +97,7 @@ func TestBenchMeasuresArms(t *testing.T) {
 		}
 	}
 	require.Equal(t, 6, lines[1].Hits, "plain admits any prefix")
+	require.Equal(t, 4, strings.Count(out, "a warm follow-up is a hit"), "every Decoder is probed once")
 	require.Contains(t, out, "published times (2m0s of arrivals, 10s to think) are divided by")
 }
 

@@ -50,7 +50,7 @@ var allowed = map[string][]string{
 	"internal/tables":       {},
 	"internal/mutants":      {},
 	"internal/bench":        {"internal/bench/...", "internal/up", "internal/openai", "internal/chain"},
-	"internal/bench/points": {"internal/bench/...", "internal/up", "internal/sim/...", "graphs"},
+	"internal/bench/points": {"internal/bench/...", "internal/up", "internal/openai", "internal/sim/...", "graphs"},
 	"internal/up":           {"internal/up/...", "internal/openai"},
 	"internal/golden":       {"scheduler", "kvcache", "connector", "graphs"},
 	"internal/testkit":      {everything},

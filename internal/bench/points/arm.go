@@ -2,8 +2,8 @@ package points
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-serving/sluice/internal/bench/measure"
 	"github.com/sluice-serving/sluice/internal/bench/scrape"
 	"github.com/sluice-serving/sluice/internal/bench/workload"
+	"github.com/sluice-serving/sluice/internal/openai"
 	"github.com/sluice-serving/sluice/internal/up"
 )
 
@@ -91,6 +92,9 @@ func (r *runner) arm(ctx context.Context, d *decoder, l *Line) error {
 	if err := r.warm(ctx, d, &l.Point, l.Prompt, routing); err != nil {
 		return err
 	}
+	if err := r.probe(ctx, d, l); err != nil {
+		return fmt.Errorf("probes: %w", err)
+	}
 	if err := r.fleet.forget(ctx, d); err != nil { // what warmed up
 		return err
 	}
@@ -119,7 +123,7 @@ func (r *runner) arm(ctx context.Context, d *decoder, l *Line) error {
 		if err == nil && peak.Samples == 0 {
 			err = fmt.Errorf("the Prefiller's queue could not be read: %d pages failed", peak.Failed)
 		}
-		l.QueuePeak = peak.Value
+		l.QueuePeak = max(peak.Value, 0) // below 0 without samples
 		return records, err
 	})
 	if err != nil {
@@ -132,14 +136,64 @@ func (r *runner) arm(ctx context.Context, d *decoder, l *Line) error {
 	return r.joined(ctx, d, l, records)
 }
 
+// probe shows, once for a Decoder that takes append attempts, that it serves a
+// follow-up that it has the prefix of, and that it refuses one whose prefix it
+// does not have, which then takes the other route.
+func (r *runner) probe(ctx context.Context, d *decoder, l *Line) error {
+	if l.Arm == ArmPD || d.probed {
+		return nil
+	}
+	w, err := (&workload.Conversations{
+		Name: "probe", Seed: 7, Content: workload.Tokens, Sessions: 2, Turns: 2, Vocab: vocabulary(l.Model), MaxTokens: 4,
+		First: workload.Range{Low: l.Prompt, High: l.Prompt}, Next: workload.Range{Low: 8, High: 8},
+	}).Generate()
+	if err != nil {
+		return err
+	}
+	hit, miss := w.Sessions[0].ID, w.Sessions[1].ID
+	prefix := fmt.Sprintf("probe-%s-%d-", l.Arm, time.Now().UnixNano())
+	records, err := r.replay(ctx, d, w, &l.Point, up.AppendPrefill, load.Config{
+		Prefix: prefix, CacheSalt: prefix, MaxConcurrency: 1,
+		Prepare: func(session string, turn int, call *load.Call) {
+			if turn == 0 {
+				return
+			}
+			call.Header.Set("X-Session-End", "true")
+			if req, ok := call.Body.(*openai.CompletionRequest); ok && session == miss {
+				req.CacheSalt += "other" // a namespace in which nothing is cached
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	rows, problems, err := r.traced(ctx, d, l, records)
+	if err != nil {
+		return err
+	}
+	if len(problems) > 0 {
+		return errors.New(problems[0])
+	}
+	for i := range rows {
+		row := &rows[i]
+		if want := records[i].Session == hit; row.FollowUp && (row.Hit() != want || row.Fallback() == want) {
+			return fmt.Errorf("%s took the route %q (%s)", row.RequestID, row.Route, row.Reason)
+		}
+	}
+	fmt.Fprintf(r.o.Out, "  %s: a warm follow-up is a hit, one in another namespace a refusal and a fallback\n", d.name)
+	d.probed = true
+	return nil
+}
+
 // joinTimeout is how long the traces of a point may take to be written.
 const joinTimeout = 5 * time.Second
 
-// joined takes what the traces of proxy and engines say about the requests.
-func (r *runner) joined(ctx context.Context, d *decoder, l *Line, records []measure.Record) error {
+// traced joins the traces of proxy and engines about requests, and says what in
+// them contradicts itself.
+func (r *runner) traced(ctx context.Context, d *decoder, l *Line, records []measure.Record) (rows []join.Row, problems []string, err error) {
 	page, err := r.fleet.page(ctx, d.child)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	expect := join.Expect{AppendPrefill: l.Arm != ArmPD, BytesPerBlock: int64(page.Max("sluice_kv_block_bytes"))}
 	ids := make([]string, len(records))
@@ -148,23 +202,29 @@ func (r *runner) joined(ctx context.Context, d *decoder, l *Line, records []meas
 		ids[i] = records[i].RequestID
 		followUp[ids[i]] = records[i].FollowUp()
 	}
-	var rows []join.Row
-	var problems []string
 	for deadline := time.Now().Add(joinTimeout); ; {
 		traces, err := join.ReadFiles(d.traces...)
 		if err != nil {
-			return err
+			return nil, nil, err
 		}
 		rows = traces.Rows(ids, func(id string) bool { return followUp[id] })
 		problems = join.Check(rows, expect)
 		if len(problems) == 0 || time.Now().After(deadline) {
-			break
+			return rows, problems, nil
 		}
 		select { // the last lines may still be on their way
 		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil, nil, ctx.Err()
 		}
+	}
+}
+
+// joined takes what the traces say about the requests of an arm.
+func (r *runner) joined(ctx context.Context, d *decoder, l *Line, records []measure.Record) error {
+	rows, problems, err := r.traced(ctx, d, l, records)
+	if err != nil {
+		return err
 	}
 	for i := range rows {
 		switch {
@@ -180,9 +240,6 @@ func (r *runner) joined(ctx context.Context, d *decoder, l *Line, records []meas
 	}
 	if l.Contradicts = len(problems); l.Contradicts > 0 {
 		l.Contradiction = problems[0]
-	}
-	if math.IsNaN(l.QueuePeak) || math.IsInf(l.QueuePeak, 0) {
-		l.QueuePeak = 0
 	}
 	return nil
 }

@@ -39,6 +39,7 @@ type decoder struct {
 	proxies map[up.Routing]*up.Child
 	traces  []string
 	warm    map[int]bool // by length of the prompt
+	probed  bool
 }
 
 // stop ends every process, all at once.

@@ -227,11 +227,11 @@ func TestMediansAndChecks(t *testing.T) {
 	require.Len(t, failed(), 3)
 
 	var out bytes.Buffer
-	require.NoError(t, Print(&out, lines, Tails))
+	require.NoError(t, Print(&out, lines, Tails, Text))
 	require.Contains(t, out.String(), "on one X, KV by tcp, KV of 0 tokens at P and 0 at D; 2026-01-02 03:04 to 03:04, commit c0ffee")
 	require.Contains(t, out.String(), "MISS  qwen3-0.6b 1024/256 at 16 req/s, one-new-token-hardened")
 	out.Reset()
-	require.NoError(t, Print(&out, lines, AppendPrefill))
+	require.NoError(t, Print(&out, lines, AppendPrefill, Text))
 	require.Equal(t, "no point of append-prefill is measured\n", out.String())
 
 	page := Page(lines, Tails)
@@ -268,8 +268,10 @@ func TestChecksOfArms(t *testing.T) {
 	require.Equal(t, 6, misses())
 	require.Len(t, Page([]Line{pd, guarded}, AppendPrefill).Plots, 3)
 	var out bytes.Buffer
-	require.NoError(t, Print(&out, []Line{pd, guarded}, AppendPrefill))
-	require.Contains(t, out.String(), "2/3")
+	require.NoError(t, Print(&out, []Line{pd, guarded}, AppendPrefill, Markdown))
+	require.Contains(t, out.String(), "| qwen3-0.6b | 3072 | 9 | guarded |")
+	require.Contains(t, out.String(), "| 2/3 |")
+	require.Contains(t, out.String(), "\n- MISS  ")
 }
 
 func TestLagIsMeasured(t *testing.T) {

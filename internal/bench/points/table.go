@@ -97,11 +97,14 @@ func fixed(x float64, digits int) string { return strconv.FormatFloat(x, 'f', di
 
 func shape(model string) string { return strings.TrimPrefix(model, "random:") }
 
-// Columns and Cells are a table of rows as text.
+// Columns of the tables, and below each what a row has there.
 var tailsColumns = []string{
 	"model", "in/out", "req/s", "policy", "repeats", "valid", "FULL", "PIECEWISE", "eager", "non-FULL %", "expected %",
-	"TPOT ms", "TPOT p99 ms", "ITL p99 ms", "TTFT p50 ms", "FULL step ms", "other ms", "sent p99 ms", "timer p99 ms", "client cores",
+	"TPOT ms", "TPOT p99 ms", "ITL p99 ms", "TTFT p50 ms", "FULL step ms", "other ms", "tokens/event", "sent p99 ms", "timer p99 ms", "client cores",
 }
+
+// perEvent is how many tokens an event of the answers carried.
+func (r *Row) perEvent() float64 { return float64(r.Tokens) / float64(max(r.Events, 1)) }
 
 func (r *Row) tailsCells() []string {
 	expected := "-"
@@ -112,7 +115,7 @@ func (r *Row) tailsCells() []string {
 		shape(r.Model), fmt.Sprintf("%d/%d", r.Input, r.Output), number(r.Rate), r.Policy, strconv.Itoa(len(r.Lines)), fmt.Sprintf("%d/%d", r.Valid, r.Requests),
 		strconv.Itoa(r.Full), strconv.Itoa(r.Piecewise), strconv.Itoa(r.None), fixed(100*r.NonFullShare, 2), expected,
 		fixed(r.TPOT.Mean, 3), fixed(r.TPOT.P99, 3), fixed(r.ITL.P99, 3), fixed(r.TTFT.P50, 2), fixed(r.FullMs, 3), fixed(r.OtherMs, 3),
-		fixed(r.Client.SentP99Ms, 2), fixed(r.Client.TimerP99Ms, 2), fixed(r.Client.Processor, 2),
+		fixed(r.perEvent(), 2), fixed(r.Client.SentP99Ms, 2), fixed(r.Client.TimerP99Ms, 2), fixed(r.Client.Processor, 2),
 	}
 }
 
@@ -170,9 +173,34 @@ func cells(rows []Row, table string) (columns []string, out [][]string) {
 	return appendColumns, out
 }
 
+// Form is how a table is written.
+type Form uint8
+
+// The forms.
+const (
+	Text     Form = iota // columns side by side
+	Markdown             // for a document
+)
+
+// write writes a table.
+func (f Form) write(out io.Writer, columns []string, rows [][]string) error {
+	if f == Markdown {
+		fmt.Fprintf(out, "| %s |\n|%s\n", strings.Join(columns, " | "), strings.Repeat("---|", len(columns)))
+		for _, row := range rows {
+			fmt.Fprintf(out, "| %s |\n", strings.Join(row, " | "))
+		}
+		return nil
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	for _, row := range append([][]string{columns}, rows...) {
+		fmt.Fprintln(w, strings.Join(row, "\t")+"\t")
+	}
+	return w.Flush()
+}
+
 // Print writes the table of a results file's lines: for each setting the
 // medians over repeats, then what they are held to.
-func Print(out io.Writer, lines []Line, table string) error {
+func Print(out io.Writer, lines []Line, table string, form Form) error {
 	rows := Rows(lines, table)
 	if len(rows) == 0 {
 		_, err := fmt.Fprintf(out, "no point of %s is measured\n", table)
@@ -188,15 +216,14 @@ func Print(out io.Writer, lines []Line, table string) error {
 		of := slices.DeleteFunc(slices.Clone(rows), func(r Row) bool { return r.Setting != setting })
 		fmt.Fprintf(out, "\n%s, medians of repeats, on %s; %s\n\n", table, setting, origins(of))
 		columns, text := cells(of, table)
-		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-		for _, row := range append([][]string{columns}, text...) {
-			fmt.Fprintln(w, strings.Join(row, "\t")+"\t")
-		}
-		if err := w.Flush(); err != nil {
+		if err := form.write(out, columns, text); err != nil {
 			return err
 		}
 		fmt.Fprintln(out)
 		for _, c := range Checks(of, table) {
+			if form == Markdown {
+				fmt.Fprint(out, "- ")
+			}
 			fmt.Fprintln(out, c)
 		}
 	}
