@@ -187,6 +187,15 @@ API device_attribute(int *v, unsigned a, int) {
 API context_retain(sl_ctx *c, int d) { LAX; if (d < 0 || d >= devices()) return INVALID_DEVICE; contexts[d].device = d; *c = &contexts[d]; return 0; }
 API context_release(int) { LAX; return 0; }
 API context_set(sl_ctx c) { current_context = c; return 0; }
+API can_peer(int *can, int a, int b) { *can = a != b; return 0; }
+API enable_peer(sl_ctx peer, unsigned flags) {
+	CHECK;
+	static std::mutex mu;
+	static std::set<std::pair<sl_ctx, sl_ctx>> enabled;
+	if (flags || !peer || peer == current_context) return INVALID_VALUE;
+	std::lock_guard<std::mutex> l(mu);
+	return enabled.insert({ current_context, peer }).second ? 0 : SL_PEER_ALREADY;
+}
 API priorities(int *low, int *high) { CHECK; *low = 0, *high = -5; return 0; }
 API mem_info(size_t *avail, size_t *total) {
 	CHECK;
@@ -529,6 +538,7 @@ static std::map<std::string, symbol> symbols = {
 	SYM(cuModuleLoadDataEx, module_load), SYM(cuModuleUnload, module_free), SYM(cuModuleGetFunction, module_function), SYM(cuFuncSetAttribute, function_set),
 	SYM(cuLaunchKernel, launch), SYM(cuStreamBeginCapture, begin_capture), SYM(cuStreamEndCapture, end_capture), SYM(cuStreamGetCaptureInfo, capture_info),
 	SYM(cuGraphDestroy, graph_free), SYM(cuGraphGetNodes, graph_nodes), SYM(cuGraphInstantiateWithFlags, instantiate), SYM(cuGraphUpload, upload),
+	SYM(cuDeviceCanAccessPeer, can_peer), SYM(cuCtxEnablePeerAccess, enable_peer),
 	SYM(cuIpcGetMemHandle, ipc_export), SYM(cuIpcOpenMemHandle, ipc_import), SYM(cuIpcCloseMemHandle, ipc_close),
 	SYM(cuGraphLaunch, graph_launch), SYM(cuGraphExecDestroy, exec_free), SYM(cuGraphExecKernelNodeSetParams, set_params),
 };

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-serving/sluice/ascendrt/cuda/emulated"
+)
+
+// noDriver says why there is neither a driver nor an emulated one.
+var noDriver error
+
+func TestMain(m *testing.M) {
+	if _, err := os.Stat("/dev/nvidiactl"); err != nil {
+		noDriver = emulated.Use()
+	}
+	if spec := os.Getenv(childEnv); spec != "" {
+		if err := child(spec, os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// The command measures everything, and what it moved was compared on the way: a
+// pull that delivers other bytes is an error.
+func TestMeasures(t *testing.T) {
+	if noDriver != nil {
+		t.Skip(noDriver)
+	}
+	t.Setenv("SLUICE_CUDA_EMU_DEVICES", "2") // a real driver does not look at it
+	var out bytes.Buffer
+	o := options{
+		device: "cuda:0", model: "tiny", parts: "pull,host,decode", tokens: 256, block: 16, repeat: 2, batch: 2, context: 16, steps: 2, rounds: 1,
+	}
+	require.NoError(t, run(t.Context(), o, &out))
+	seen := map[string]int{}
+	for _, l := range strings.Split(strings.TrimSpace(out.String()), "\n") {
+		if strings.HasPrefix(l, "#") || strings.HasPrefix(l, "what,") {
+			if _, rest, ok := strings.Cut(l, ": "); ok && strings.HasSuffix(l, "past the connections") {
+				var past, all int64
+				_, err := fmt.Sscanf(rest, "%d of %d bytes", &past, &all)
+				require.NoError(t, err, l)
+				require.Positive(t, past)
+				require.Equal(t, all, past, l)
+			}
+			continue
+		}
+		f := strings.Split(l, ",")
+		require.Len(t, f, 7, l)
+		seen[f[0]]++
+		for _, x := range f[2:5] {
+			v, err := strconv.ParseFloat(x, 64)
+			require.NoError(t, err, l)
+			require.Positive(t, v, l)
+		}
+	}
+	for _, what := range []string{
+		"plain copy", "pull of a row", "pull of scattered blocks", "plain copy to the host", "save", "plain copy from the host", "restore",
+		"decode step", "decode step while saving and restoring", "saved and restored meanwhile",
+	} {
+		require.Positive(t, seen[what], "%s\n%s", what, out.String())
+	}
+}
+
+// Wrong bytes are noticed.
+func TestNoticesOtherBytes(t *testing.T) {
+	if noDriver != nil {
+		t.Skip(noDriver)
+	}
+	dev, err := open("cuda:0")
+	require.NoError(t, err)
+	p, err := newPool(dev, kvShape{layers: 2, block: 16, blocks: 8, bytes: 4096})
+	require.NoError(t, err)
+	require.NoError(t, p.fill(t.Context(), mark))
+	a, b := order(8, 0), order(8, 1)
+	require.NoError(t, p.check(t.Context(), a, a, newRand()))
+	require.ErrorContains(t, p.check(t.Context(), a, b, newRand()), "want")
+	require.NoError(t, p.close())
+	require.NoError(t, dev.Close(t.Context()))
+}
+
+func TestRefusesOptions(t *testing.T) {
+	good := options{device: "cuda:0", model: "tiny", parts: "pull", tokens: 256, block: 16, repeat: 1, batch: 1, context: 1, steps: 1, rounds: 1}
+	for name, bad := range map[string]func(*options){
+		"model":  func(o *options) { o.model = "none" },
+		"tokens": func(o *options) { o.tokens = 8 },
+		"device": func(o *options) { o.device = "abacus:0" },
+		"part":   func(o *options) { o.parts = "push" },
+	} {
+		if name == "part" && noDriver != nil {
+			continue
+		}
+		o := good
+		bad(&o)
+		require.Error(t, run(t.Context(), o, &bytes.Buffer{}), name)
+	}
+}

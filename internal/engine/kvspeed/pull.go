@@ -1,0 +1,341 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"time"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/backends"
+	"github.com/sluice-serving/sluice/connector"
+	"github.com/sluice-serving/sluice/connector/pd"
+	"github.com/sluice-serving/sluice/connector/transport"
+	"github.com/sluice-serving/sluice/connector/transport/ipc"
+	"github.com/sluice-serving/sluice/connector/transport/tcp"
+	"github.com/sluice-serving/sluice/kvcache"
+)
+
+// side is one end of a pull.
+type side struct {
+	w *pd.Worker
+	s *pd.Scheduler
+}
+
+func newSide(p *pool, id string, role pd.Role) (*side, error) {
+	w, err := pd.NewWorker(pd.WorkerConfig{EngineID: id, Transport: func(n transport.Notified) (transport.Transport, error) {
+		near, err := ipc.New(p.dev)
+		if err != nil {
+			return nil, err
+		}
+		return tcp.New(tcp.Config{Notified: n, Near: near, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+	}})
+	if err != nil {
+		return nil, err
+	}
+	if err := w.Register(p.layout(), p.connector()); err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	s, err := pd.NewScheduler(pd.SchedulerConfig{Role: role, Self: w.Endpoint(), BlockSize: p.block})
+	if err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	return &side{w, s}, nil
+}
+
+// childEnv makes this program the other process: its value is a jsonSpec.
+const childEnv = "KVSPEED_CHILD"
+
+type jsonSpec struct {
+	Device                       string
+	Layers, Block, Blocks, Bytes int
+}
+
+// child is P: it answers a line with a seed by the parameters of a finished
+// prompt whose blocks lie in that order.
+func child(spec string, in io.Reader, out io.Writer) error {
+	var j jsonSpec
+	if err := json.Unmarshal([]byte(spec), &j); err != nil {
+		return err
+	}
+	dev, err := open(j.Device)
+	if err != nil {
+		return err
+	}
+	p, err := newPool(dev, kvShape{j.Layers, j.Block, j.Blocks, j.Bytes})
+	if err != nil {
+		return err
+	}
+	if err := p.fill(context.Background(), mark); err != nil {
+		return err
+	}
+	x, err := newSide(p, "p", pd.Producer)
+	if err != nil {
+		return err
+	}
+	enc := json.NewEncoder(out)
+	if err := enc.Encode("ready"); err != nil {
+		return err
+	}
+	lines := bufio.NewScanner(in)
+	for slot := uint32(1); lines.Scan(); slot++ {
+		var seed uint64
+		if _, err := fmt.Sscan(lines.Text(), &seed); err != nil {
+			return err
+		}
+		n := j.Blocks * j.Block
+		r := &connector.Request{
+			ID: connector.NewRequestID(slot, 1), Name: fmt.Sprint("p-", slot), Tokens: make([]kvcache.Token, n+1), Prompt: n,
+			Params: &pd.Params{DoRemoteDecode: true},
+		}
+		h := x.s.Finished(r, connector.Tables{order(j.Blocks, seed)}, connector.End{Reason: connector.EndLength, Computed: n})
+		if err := x.w.Submit(x.s.Ops(uint64(slot), nil)...); err != nil {
+			return err
+		}
+		if err := enc.Encode(h.Params); err != nil {
+			return err
+		}
+		x.s.Completed(<-x.w.Events()) // released
+	}
+	return errors.Join(x.w.Close(), p.close(), dev.Close(context.Background()))
+}
+
+// other is the child, as the parent sees it.
+type other struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *json.Decoder
+}
+
+func startOther(device string, s kvShape) (*other, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	spec, err := json.Marshal(jsonSpec{device, s.layers, s.block, s.blocks, s.bytes})
+	if err != nil {
+		return nil, err
+	}
+	o := &other{cmd: exec.Command(exe)}
+	o.cmd.Env = append(os.Environ(), childEnv+"="+string(spec))
+	o.cmd.Stderr = os.Stderr
+	if o.in, err = o.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := o.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := o.cmd.Start(); err != nil {
+		return nil, err
+	}
+	o.out = json.NewDecoder(out)
+	var ready string
+	if err := o.out.Decode(&ready); err != nil {
+		return nil, errors.Join(fmt.Errorf("the other process did not start: %w", err), o.end())
+	}
+	return o, nil
+}
+
+// prompt has the other process finish one.
+func (o *other) prompt(seed uint64) (*pd.Params, error) {
+	if _, err := fmt.Fprintln(o.in, seed); err != nil {
+		return nil, err
+	}
+	var raw json.RawMessage
+	if err := o.out.Decode(&raw); err != nil {
+		return nil, err
+	}
+	return pd.ParseParams(raw)
+}
+
+func (o *other) end() error {
+	o.in.Close()
+	return o.cmd.Wait()
+}
+
+// peerDevices are the devices of the other process.
+func peerDevices(ctx context.Context, o options) ([]string, error) {
+	if o.peers != "" {
+		return splitList(o.peers), nil
+	}
+	b, n, err := backends.Find(o.device)
+	if err != nil {
+		return nil, err
+	}
+	report, err := b.Probe(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := []string{o.device}
+	if len(report.Devices) > n+1 {
+		out = append(out, fmt.Sprintf("%s:%d", b.Name(), n+1))
+	}
+	return out, nil
+}
+
+func pulls(ctx context.Context, dev ascendrt.Device, o options, s kvShape, out io.Writer) error {
+	peers, err := peerDevices(ctx, o)
+	if err != nil {
+		return err
+	}
+	p, err := newPool(dev, s)
+	if err != nil {
+		return err
+	}
+	for _, peer := range peers {
+		if err := pullFrom(ctx, p, o, peer, out); err != nil {
+			return errors.Join(fmt.Errorf("from %s: %w", peer, err), p.close())
+		}
+	}
+	return p.close()
+}
+
+// pullFrom measures one peer: in each repetition the plain copy, then prompts whose
+// blocks lie one after the other, and scattered ones.
+func pullFrom(ctx context.Context, p *pool, o options, peer string, out io.Writer) (err error) {
+	plain, err := newPlain(p, o.device, peer)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, plain.close(ctx)) }()
+	child, err := startOther(peer, p.kvShape)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, child.end()) }()
+	d, err := newSide(p, "d", pd.Consumer)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.w.Close()) }()
+	var raw, row, scattered, first figures
+	slot, r := uint32(0), newRand()
+	one := func(into *figures, from, to uint64) error {
+		if err := p.fill(ctx, func(int, int) byte { return 0 }); err != nil {
+			return err
+		}
+		params, err := child.prompt(from)
+		if err != nil {
+			return err
+		}
+		slot++
+		took, err := d.pull(slot, p.kvShape, params, order(p.blocks, to))
+		if err != nil {
+			return err
+		}
+		*into = append(*into, rate(p.total(), took))
+		return p.check(ctx, params.Blocks[0], order(p.blocks, to), r)
+	}
+	if err := one(&first, 0, 0); err != nil { // imports, connections
+		return err
+	}
+	for i := range uint64(o.repeat) {
+		t, err := plain.copy(ctx)
+		if err != nil {
+			return err
+		}
+		raw = append(raw, rate(p.total(), t))
+		if err := errors.Join(one(&row, 0, 0), one(&scattered, 2*i+1, 2*i+2)); err != nil {
+			return err
+		}
+	}
+	with := fmt.Sprintf("%s from %s", o.device, peer)
+	line(out, "plain copy", with, raw, nil, "GB/s")
+	line(out, "first pull", with, first, raw, "GB/s")
+	line(out, "pull of a row", with, row, raw, "GB/s")
+	line(out, "pull of scattered blocks", with, scattered, raw, "GB/s")
+	st := d.w.Transport().(interface{ Stats() transport.Stats }).Stats()
+	fmt.Fprintf(out, "# %s: %d of %d bytes past the connections\n", with, st.Fetched, st.ReadBytes)
+	return nil
+}
+
+func newRand() *rand.Rand { return rand.New(rand.NewPCG(1, 2)) }
+
+// pull loads a prompt and returns how long it took.
+func (d *side) pull(slot uint32, s kvShape, params *pd.Params, to []kvcache.BlockID) (time.Duration, error) {
+	n := s.blocks * s.block
+	r := &connector.Request{
+		ID: connector.NewRequestID(slot, 1), Name: "d", Tokens: make([]kvcache.Token, n), Prompt: n, Params: params, Route: connector.RemotePrefill,
+	}
+	d.s.Added(r)
+	if err := d.w.Submit(d.s.Ops(uint64(2*slot), nil)...); err != nil {
+		return 0, err
+	}
+	d.s.Allocated(r, connector.Tables{to}, 0, n)
+	ops := d.s.Ops(uint64(2*slot+1), nil)
+	begin := time.Now()
+	if err := d.w.Submit(ops...); err != nil {
+		return 0, err
+	}
+	for {
+		ev := <-d.w.Events()
+		took := time.Since(begin)
+		d.s.Completed(ev)
+		switch ev.Kind {
+		case connector.Failed:
+			return 0, ev.Err
+		case connector.Received:
+			d.s.Finished(r, nil, connector.End{})
+			return took, nil
+		}
+	}
+}
+
+// plain is one large copy between the two devices, both open in this process.
+type plain struct {
+	p        *pool
+	peer     ascendrt.Device // nil: the pool's own
+	src, dst ascendrt.Buffer
+}
+
+func newPlain(p *pool, device, peer string) (*plain, error) {
+	x := &plain{p: p}
+	from := p.dev
+	var err error
+	if peer != device {
+		if x.peer, err = open(peer); err != nil {
+			return nil, err
+		}
+		from = x.peer
+		if err := p.dev.EnablePeer(from); err != nil {
+			return nil, err
+		}
+	}
+	if x.src, err = from.Alloc(int(p.total()), ascendrt.PlaceDefault); err != nil {
+		return nil, err
+	}
+	x.dst, err = p.dev.Alloc(int(p.total()), ascendrt.PlaceDefault)
+	return x, err
+}
+
+func (x *plain) copy(ctx context.Context) (time.Duration, error) {
+	return timed(ctx, x.p.stream, x.dst.View(), x.src.View())
+}
+
+// timed copies once and waits.
+func timed(ctx context.Context, s ascendrt.Stream, dst, src ascendrt.View) (time.Duration, error) {
+	var c ascendrt.Commands
+	c.Copy(dst, src)
+	begin := time.Now()
+	at, _, err := s.Submit(&c)
+	if err == nil {
+		err = at.Wait(ctx)
+	}
+	return time.Since(begin), err
+}
+
+func (x *plain) close(ctx context.Context) error {
+	err := errors.Join(x.src.FreeAfter(ascendrt.Point{}), x.dst.FreeAfter(ascendrt.Point{}))
+	if x.peer != nil {
+		err = errors.Join(err, x.peer.Close(ctx))
+	}
+	return err
+}
