@@ -101,6 +101,17 @@ func TestBenchMeasuresArms(t *testing.T) {
 	require.Contains(t, out, "published times (2m0s of arrivals, 10s to think) are divided by")
 }
 
+// Decoders that do not come up beside each other are started one at a time: what
+// can be measured is, and the kind that never comes up ends the run.
+func TestBenchStartsDecodersOneAtATime(t *testing.T) {
+	dir := t.TempDir()
+	out, _, err := benched(t, "--preset", "tails", "--device", "host", "--model", "random:tiny", "--shapes", "24/4", "--rates", "8", "--arrivals", "0.2",
+		"--policies", "strict,lenient", "--repeat", "1", "--dir", dir, "--device-workers", "1", "--commit", "c0ffee", "--decoder-kv-tokens", "2048")
+	require.ErrorContains(t, err, `unknown graph policy "lenient"`)
+	require.Contains(t, out, "2 Decoders did not come up beside each other")
+	require.Contains(t, out, "1 points measured, 0 not kept, 1 left")
+}
+
 func TestBenchRefusesPointsThatItCannotMeasure(t *testing.T) {
 	for want, args := range map[string]string{
 		`no point matches --only "opt"`:  "--only opt",
@@ -111,7 +122,7 @@ func TestBenchRefusesPointsThatItCannotMeasure(t *testing.T) {
 		`device "nvidia:0"`:              "--device nvidia:0 --commit x",
 		"the build recorded no commit":   "--device host",
 		`"{" is not JSON`:                "--device host --commit x --kv-extra {",
-		`unknown graph policy "lenient"`: "--device host --commit x --shapes 8/8 --model random:tiny --policies lenient",
+		`unknown graph policy "lenient"`: "--device host --commit x --shapes 8/8 --model random:tiny --policies lenient --arrivals 0.1",
 		"decoder's KV tokens: -1":        "--device host --commit x --decoder-kv-tokens -1",
 	} {
 		dir := t.TempDir()

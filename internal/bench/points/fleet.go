@@ -29,6 +29,7 @@ type fleet struct {
 	prefiller *up.Child
 	decoders  []*decoder // the one that was used last comes last
 	serial    int        // makes the names of processes unique
+	alone     bool       // Decoders did not come up beside each other
 }
 
 // decoder is one Decoder with the proxies in front of it.
@@ -78,22 +79,27 @@ func (f *fleet) end(list ...*decoder) error {
 
 // ensure starts what is missing of a setup's Prefiller and of the Decoders of
 // these kinds, all side by side, and ends those that would be too many. The
-// first kind is needed now; the others are started if there is room.
+// first kind is needed now; the others are started if there is room. If they do
+// not come up beside each other, they are started one at a time from then on.
 func (f *fleet) ensure(ctx context.Context, s setup, variants []string) error {
-	begun := time.Now()
 	if f.prefiller == nil || f.setup != s {
 		if err := f.stop(); err != nil {
 			return err
 		}
-		f.setup = s
+		f.setup, f.alone = s, false
 	}
-	variants = variants[:min(len(variants), s.together)]
+	most := s.together
+	if f.alone {
+		most = 1
+	}
+	variants = variants[:min(len(variants), most)]
 	missing := slices.DeleteFunc(slices.Clone(variants), func(v string) bool { return f.find(v) != nil })
 	if len(missing) == 0 && f.prefiller != nil {
 		return nil
 	}
+	begun := time.Now()
 	var drop []*decoder
-	for len(f.decoders)-len(drop)+len(missing) > s.together {
+	for len(f.decoders)-len(drop)+len(missing) > most {
 		at := slices.IndexFunc(f.decoders, func(d *decoder) bool { return !slices.Contains(variants, d.variant) && !slices.Contains(drop, d) })
 		drop = append(drop, f.decoders[at])
 	}
@@ -101,39 +107,62 @@ func (f *fleet) ensure(ctx context.Context, s setup, variants []string) error {
 	if err := f.end(drop...); err != nil {
 		return err
 	}
-	group, inner := errgroup.WithContext(ctx)
-	if f.prefiller == nil {
-		f.serial++
-		c := f.o.cluster(&s, "")
-		name := fmt.Sprintf("p%d", f.serial)
-		group.Go(func() (err error) {
-			f.prefiller, err = f.sup.Start(inner, c.PrefillerCommand(name))
-			return err
-		})
-	}
-	started := make([]*decoder, len(missing))
-	for i, v := range missing {
-		f.serial++
-		d := &decoder{variant: v, name: fmt.Sprintf("d%d-%s", f.serial, v), proxies: map[up.Routing]*up.Child{}, warm: map[int]bool{}}
-		started[i] = d
-		c := f.o.cluster(&s, v)
-		group.Go(func() (err error) {
-			d.child, err = f.sup.Start(inner, c.DecoderCommand(d.name))
-			d.traces = append(d.traces, c.TraceFile(d.name))
-			return err
-		})
-	}
-	if err := group.Wait(); err != nil {
-		return err
-	}
-	for _, d := range started {
-		f.decoders = append(f.decoders, d)
-		if err := f.front(ctx, d); err != nil {
+	if err := f.start(ctx, &s, missing); err != nil {
+		if ctx.Err() != nil || len(variants) == 1 && len(f.decoders) == 0 {
 			return err
 		}
+		fmt.Fprintf(f.o.Out, "%d Decoders did not come up beside each other, they are started one at a time: %v\n", len(f.decoders)+len(missing), err)
+		if err := f.stop(); err != nil {
+			return err
+		}
+		f.alone = true
+		return f.ensure(ctx, s, variants[:1])
 	}
 	fmt.Fprintf(f.o.Out, "%s: %d Decoders and the Prefiller are ready after %.1f s (%s)\n", s.model, len(f.decoders), time.Since(begun).Seconds(), s.Sizes)
 	return f.describe(ctx)
+}
+
+// start starts the Prefiller, if there is none, and Decoders of these kinds;
+// what has come up is the fleet's even when something else has not.
+func (f *fleet) start(ctx context.Context, s *setup, kinds []string) error {
+	group, inner := errgroup.WithContext(ctx)
+	if f.prefiller == nil {
+		f.serial++
+		c := f.o.cluster(s, "")
+		command := c.PrefillerCommand(fmt.Sprintf("p%d", f.serial))
+		group.Go(func() error {
+			child, err := f.sup.Start(inner, command)
+			if err == nil {
+				f.prefiller = child
+			}
+			return err
+		})
+	}
+	started := make([]*decoder, len(kinds))
+	for i, v := range kinds {
+		f.serial++
+		d := &decoder{variant: v, name: fmt.Sprintf("d%d-%s", f.serial, v), proxies: map[up.Routing]*up.Child{}, warm: map[int]bool{}}
+		started[i] = d
+		c := f.o.cluster(s, v)
+		d.traces = append(d.traces, c.TraceFile(d.name))
+		group.Go(func() (err error) {
+			d.child, err = f.sup.Start(inner, c.DecoderCommand(d.name))
+			return err
+		})
+	}
+	err := group.Wait()
+	for _, d := range started {
+		if d.child != nil {
+			f.decoders = append(f.decoders, d)
+		}
+	}
+	for _, d := range started {
+		if err != nil {
+			break
+		}
+		err = f.front(ctx, d)
+	}
+	return err
 }
 
 // front starts the proxies of a Decoder.
@@ -152,9 +181,11 @@ func (f *fleet) front(ctx context.Context, d *decoder) error {
 		if err != nil {
 			return err
 		}
-		if d.proxies[routing], err = f.sup.Start(ctx, command); err != nil {
+		child, err := f.sup.Start(ctx, command)
+		if err != nil {
 			return err
 		}
+		d.proxies[routing] = child
 		d.traces = append(d.traces, c.TraceFile(name))
 	}
 	return nil

@@ -258,5 +258,8 @@ func (l *Line) brief() string {
 	if l.Table == AppendPrefill {
 		s += fmt.Sprintf(", TPOT p95 %.3f ms, total %.2f s, %d hits, %d fallbacks, queue peak %.0f, %d contradictions", l.TPOT.P95, l.TotalS, l.Hits, l.Fallbacks, l.QueuePeak, l.Contradicts)
 	}
+	if l.Way != "" {
+		s += ", KV moved by way of " + l.Way
+	}
 	return s + fmt.Sprintf("; client: %.0f events/s, sent p99 %.2f ms late, timer p99 %.2f ms late, %.2f cores", l.Client.EventsPS, l.Client.SentP99Ms, l.Client.TimerP99Ms, l.Client.Processor)
 }
