@@ -9,8 +9,14 @@
 // past the streams, without copies. UCX would do such gets over TCP and shared
 // memory too, by messages that the peer answers; but it ends the process of a
 // peer whose asker goes away meanwhile (1.13.1), so there everything stays on
-// the streams. Nothing is put: what is written here is got from the writer, so
-// that a revoked grant never has to stop another process.
+// the streams. Whether an endpoint has a transport that reads so, libucp lists
+// from 1.14 on, and whether it is used for that, it prints.
+//
+// Nothing is put: what is written here is got from the writer, so that a revoked
+// grant never has to stop another process. Nor are there tagged messages:
+// notifications are frames like all others, since one is answered when it was
+// taken, and since a worker keeps tagged messages that nobody has asked for
+// without any bound.
 //
 // Guarded is false: whoever has a remote key can read all of its region, and
 // UCX trusts the keys and messages that it is sent. This transport belongs on a

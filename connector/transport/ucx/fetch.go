@@ -14,6 +14,7 @@ import (
 	"io"
 	"net"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -68,7 +69,20 @@ var messagesToo atomic.Bool
 func (c *conn) CanFetch() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.h != nil && c.err == nil && (messagesToo.Load() || C.slu_onesided(c.n.w, c.h) != 0)
+	return c.h != nil && c.err == nil && (messagesToo.Load() || onesided(c.transports()))
+}
+
+// transports gives what onesided asks for. The lock is held.
+func (c *conn) transports() (names []string, print string) {
+	const room = 2 << 10
+	list := (*C.char)(C.calloc(1, room))
+	defer C.free(unsafe.Pointer(list))
+	if C.slu_transports(c.n.w, c.h, list, room) == 0 {
+		names = strings.Fields(C.GoString(list))
+	}
+	text := C.slu_print(c.n.w, c.h)
+	defer C.free(unsafe.Pointer(text))
+	return names, C.GoString(text)
 }
 
 // maxRanges bounds what is begun under one hold of the lock.

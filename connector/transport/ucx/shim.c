@@ -274,24 +274,61 @@ void slu_unmap(slu *w, void *memory) {
 	pthread_mutex_unlock(&w->lock);
 }
 
-int slu_onesided(slu *w, slu_conn *c) {
+char *slu_print(slu *w, slu_conn *c) {
 	char *text = NULL;
 	size_t size = 0;
 	FILE *out = open_memstream(&text, &size);
-	if (!out) return 0;
+	if (!out) return NULL;
 	pthread_mutex_lock(&w->lock);
 	if (!c->failed) ucp_ep_print_info(c->ep, out);
 	pthread_mutex_unlock(&w->lock);
 	fclose(out);
-	// A lane is named with what it is for; without one for remote memory access
-	// there are only messages.
-	int yes = 0;
-	for (char *line = text, *end; line && *line; line = end) {
-		if ((end = strchr(line, '\n'))) *end++ = 0;
-		yes |= strstr(line, "lane[") && strstr(line, "rma");
+	return text;
+}
+
+// From 1.14 on an endpoint lists its transports. The headers may be older than the
+// library, so this is what it fills in, behind what 1.13 has.
+typedef struct {
+	const char *transport, *device;
+} transport_entry;
+
+typedef union {
+	ucp_ep_attr_t known;
+	struct {
+		char before[offsetof(ucp_ep_attr_t, remote_sockaddr) + sizeof(struct sockaddr_storage)];
+		transport_entry *entries;
+		unsigned count;
+		size_t entry_size;
+		void *later[8];
+	} more;
+} ep_attr;
+
+#define FIELD_TRANSPORTS 8
+#define MAX_TRANSPORTS 64
+
+int slu_transports(slu *w, slu_conn *c, char *text, size_t n) {
+	unsigned major, minor, release;
+	ucp_get_version(&major, &minor, &release);
+	if (major < 1 || (major == 1 && minor < 14)) return -1;
+	transport_entry list[MAX_TRANSPORTS] = {{NULL, NULL}};
+	ep_attr a;
+	memset(&a, 0, sizeof a);
+	a.known.field_mask = FIELD_TRANSPORTS;
+	a.more.entries = list;
+	a.more.count = MAX_TRANSPORTS;
+	a.more.entry_size = sizeof *list;
+	ucs_status_t s = UCS_ERR_CONNECTION_RESET;
+	pthread_mutex_lock(&w->lock);
+	if (!c->failed) s = ucp_ep_query(c->ep, &a.known);
+	pthread_mutex_unlock(&w->lock);
+	if (s != UCS_OK) return -1;
+	size_t at = 0;
+	for (unsigned i = 0; i < a.more.count && i < MAX_TRANSPORTS && list[i].transport; i++) {
+		int k = snprintf(text + at, n - at, "%s ", list[i].transport);
+		if (k < 0 || (size_t)k >= n - at) return -1;
+		at += (size_t)k;
 	}
-	free(text);
-	return yes;
+	return at ? 0 : -1;
 }
 
 // fetch is one slu_fetch under way. It outlives its connection.

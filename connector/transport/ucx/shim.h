@@ -41,11 +41,14 @@ size_t slu_buffer_size(void);
 int slu_map(slu *w, void *address, size_t length, void **memory, void **key, size_t *size, char *text, size_t n);
 void slu_unmap(slu *w, void *memory);
 
-// slu_onesided tells whether reads from the connection's peer are done past it,
-// by the kernel or a device. UCX also does them by messages that the peer
-// answers, and then ends the process of a peer whose asker has gone: these are
-// not to be used. It is known once something was received.
-int slu_onesided(slu *w, slu_conn *c);
+// slu_print is what UCX prints of a connection, for the caller to free; NULL
+// without memory. It is whole once something was received.
+char *slu_print(slu *w, slu_conn *c);
+
+// slu_transports writes the names of the connection's transports, each with a
+// space behind it; -1 where the library cannot list them (before 1.14) or there is
+// no room.
+int slu_transports(slu *w, slu_conn *c, char *text, size_t n);
 
 typedef struct {
 	void *local;
