@@ -82,6 +82,7 @@ restart is needed.`,
 	f.StringVar(&generation, "override-generation-config", "", "JSON object: sampling parameters of requests that name none (temperature, top_k, top_p, min_p, repetition_penalty), over the model's own")
 	f.StringVar(&cfg.Device, "device", "host", "device to run on: host, ascend or cuda, with :n for another than the first")
 	f.StringVar(&cfg.DType, "dtype", "auto", "storage of weights, activations and KV: float32, bfloat16; auto: float32 on the host, else bfloat16")
+	f.BoolVar(&cfg.BatchInvariant, "batch-invariant", false, "use operations whose bits depend on nothing that runs beside a request, also where faster ones exist (bfloat16 on Hopper)")
 	f.IntVar(&cfg.DeviceWorkers, "device-workers", 0, "CPU cores per operation of the host device; 0: all")
 	f.IntVar(&cfg.DataParallel, "data-parallel-size", 1, "ranks behind the port")
 	f.IntVar(&cfg.BlockSize, "block-size", 0, "tokens per KV block; 0: 16, on Ascend 128")

@@ -27,6 +27,7 @@ type Config struct {
 	Generation      sample.Defaults // of requests that name none, over the model's own
 	Device          string          // "host", the default, "ascend" or "cuda", with ":n" for another ordinal than 0
 	DType           string          // "float32" or "bfloat16"; "auto", the default: float32 on the host, bfloat16 elsewhere
+	BatchInvariant  bool            // no fused operations: the bits of a request depend on nothing that runs beside it
 	DeviceWorkers   int             // CPU cores per operation of the host device; default all
 
 	BlockSize    int     // tokens per KV block; default 16, on Ascend 128

@@ -22,6 +22,7 @@ type Config struct {
 	Graphs    graphs.Config
 	KV        ascendrt.Placement    // of the KV pool; PlaceShareable: another process may be given it
 	Group     ascendrt.Communicator // ranks among which the experts lie; nil: all lie here. Each submits the same steps, see SubmitIdle
+	Invariant bool                  // named operations where there are fused ones too: a row's bits then depend on no other row, and not on how it is cut into steps
 	Sampler   Sampler               // chooses tokens that are not the most likely ones; nil: there are none
 
 	// Capturing is told of every key whose graphs were captured, of all; it may be nil.

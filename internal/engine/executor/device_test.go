@@ -63,7 +63,7 @@ func TestExactAnswersOnDevice(t *testing.T) {
 		t.Skip("this device sums in an order of its own")
 	}
 	questions, n, sizes, modes := prompts(), 24, []int{16, 256}, allModes
-	if !d.Real {
+	if !d.Asked {
 		questions, n, sizes, modes = questions[1:5], 6, []int{48}, []graphs.ModeConfig{graphs.ModeNone, graphs.ModeFullAndPiecewise}
 	}
 	for _, typ := range storages(t, d) {
@@ -71,31 +71,22 @@ func TestExactAnswersOnDevice(t *testing.T) {
 		for _, mode := range modes {
 			for i, tokens := range sizes {
 				t.Run(fmt.Sprintf("%v/%v/%d", typ, mode, tokens), func(t *testing.T) {
-					r := rigOn(t, d.Open(t), deviceConfig(model.Builtin(), typ, mode, tokens, 1+i%2))
-					if r.exec.ops.fused != nil {
-						t.Skip("fused operations sum in an order of their own: see TestFusedAnswersOnDevice")
-					}
+					c := deviceConfig(model.Builtin(), typ, mode, tokens, 1+i%2)
+					c.Invariant = true
+					r := rigOn(t, d.Open(t), c)
+					require.Nil(t, r.exec.ops.fused)
 					require.Equal(t, want, r.generate(questions, n, nil))
 					require.Equal(t, mode != graphs.ModeNone, r.exec.Graphs() > 0)
 				})
 			}
 		}
 		t.Run(typ.String()+"/control", func(t *testing.T) {
-			r := rigOn(t, d.Open(t), deviceConfig(model.Builtin(), typ, graphs.ModeFullDecodeOnly, 64, 1))
+			c := deviceConfig(model.Builtin(), typ, graphs.ModeFullDecodeOnly, 64, 1)
+			c.Invariant = true
+			r := rigOn(t, d.Open(t), c)
 			identity.Control(t, answers(want), answers(r.generate(questions, n, r.spoil())))
 		})
 	}
-}
-
-// fusedShape is of Qwen3's kind, wide enough that all fused kernels run, and with
-// weights that do not amplify rounding as the built-in model's do.
-func fusedShape() (model.Config, model.Weights) {
-	c := model.Config{
-		Name: "wide", Vocab: 512, Hidden: 512, Layers: 3, Heads: 4, KVHeads: 2, HeadDim: 128, FFN: 1024,
-		RopeTheta: 1e4, NormEps: 1e-6, MaxPositions: 4096, HeadNorm: true, Tied: true,
-	}
-	s := model.Scales{Embed: 0.5, Mute: 1, HeadNorm: 1.5, Value: 1, Out: 2, Up: 1, Down: 1}
-	return c, model.Generate(c, s, 1, func(int) bool { return true })
 }
 
 // trace is what one request was answered, and the logits behind each token.
@@ -174,9 +165,9 @@ func far(want, got trace) (worst float64, same int) {
 // are further off.
 func TestFusedAnswersOnDevice(t *testing.T) {
 	d := device.Choose(t)
-	c, w := fusedShape()
+	c, w := device.Wide()
 	questions, n, sizes, modes := prompts(), 24, []int{16, 64}, allModes
-	if !d.Real {
+	if !d.Asked {
 		questions, n, sizes, modes = questions[1:4], 4, []int{16}, []graphs.ModeConfig{graphs.ModeFull}
 	}
 	run := func(t *testing.T, dev ascendrt.Device, mode graphs.ModeConfig, tokens int, spoil bool) ([]trace, bool) {

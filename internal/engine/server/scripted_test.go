@@ -84,6 +84,22 @@ func scripted(t *testing.T, pieces []string, edit func(dir string)) string {
 		last = id
 	}
 
+	saveModel(t, dir, c, w, m{"architectures": []string{"LlamaForCausalLM"}, "eos_token_id": eos})
+	raw, err = json.Marshal(file)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, tokenizer.File), raw, 0o600))
+	config, err := os.ReadFile("../tokenizer/testdata/qwen/tokenizer_config.json")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "tokenizer_config.json"), config, 0o600))
+	if edit != nil {
+		edit(dir)
+	}
+	return dir
+}
+
+// saveModel writes the weights and the configuration of a checkpoint.
+func saveModel(t *testing.T, dir string, c model.Config, w model.Weights, more m) {
+	t.Helper()
 	header, data := m{}, []byte(nil)
 	for _, x := range c.Tensors() {
 		at := len(data)
@@ -94,28 +110,15 @@ func scripted(t *testing.T, pieces []string, edit func(dir string)) string {
 	}
 	head, err := json.Marshal(header)
 	require.NoError(t, err)
-	write := func(name string, v any) {
-		raw, ok := v.([]byte)
-		if !ok {
-			raw, err = json.Marshal(v)
-			require.NoError(t, err)
-		}
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), raw, 0o600))
-	}
-	write("model.safetensors", append(append(binary.LittleEndian.AppendUint64(nil, uint64(len(head))), head...), data...))
-	write("config.json", m{
-		"architectures": []string{"LlamaForCausalLM"}, "vocab_size": c.Vocab, "hidden_size": c.Hidden, "num_hidden_layers": c.Layers,
-		"num_attention_heads": c.Heads, "num_key_value_heads": c.KVHeads, "head_dim": c.HeadDim, "intermediate_size": c.FFN, "rms_norm_eps": c.NormEps,
-		"max_position_embeddings": c.MaxPositions, "rope_theta": c.RopeTheta, "eos_token_id": eos,
-	})
-	write(tokenizer.File, file)
-	config, err := os.ReadFile("../tokenizer/testdata/qwen/tokenizer_config.json")
+	data = append(append(binary.LittleEndian.AppendUint64(nil, uint64(len(head))), head...), data...)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "model.safetensors"), data, 0o600))
+	config, err := json.Marshal(merged(m{
+		"vocab_size": c.Vocab, "hidden_size": c.Hidden, "num_hidden_layers": c.Layers, "num_attention_heads": c.Heads, "num_key_value_heads": c.KVHeads,
+		"head_dim": c.HeadDim, "intermediate_size": c.FFN, "rms_norm_eps": c.NormEps, "max_position_embeddings": c.MaxPositions, "rope_theta": c.RopeTheta,
+		"tie_word_embeddings": c.Tied,
+	}, more))
 	require.NoError(t, err)
-	write("tokenizer_config.json", config)
-	if edit != nil {
-		edit(dir)
-	}
-	return dir
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), config, 0o600))
 }
 
 // byteID is the token of a byte in the byte-level alphabet of the small

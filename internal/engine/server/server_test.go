@@ -17,12 +17,14 @@ import (
 	"github.com/sluice-serving/sluice/ascendrt/acl/emulated"
 	"github.com/sluice-serving/sluice/internal/engine"
 	"github.com/sluice-serving/sluice/internal/openai"
+	"github.com/sluice-serving/sluice/internal/testkit/device"
 	"github.com/sluice-serving/sluice/scheduler"
 )
 
 // TestMain points the process at the emulated Ascend runtime before anything asks for one.
 func TestMain(m *testing.M) {
 	noAscend = emulated.Use()
+	device.Prepare()
 	goleak.VerifyTestMain(m)
 }
 

@@ -5,6 +5,7 @@ package device
 import (
 	"context"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -29,16 +30,17 @@ func Prepare() {
 
 // Chosen is the device under test.
 type Chosen struct {
-	Name string // for --device
-	Real bool   // not emulated: there is time for more
-	Same bool   // its named operations give the host's bits
+	Name  string // for --device
+	Asked bool   // the variable names it
+	Real  bool   // a GPU or NPU, where there is time for more
+	Same  bool   // its named operations give the host's bits
 }
 
 // Choose skips the test where there is none, and fails it where the one that was
 // asked for does not open.
 func Choose(t testing.TB) Chosen {
 	t.Helper()
-	c := Chosen{Name: os.Getenv(Variable), Real: true}
+	c := Chosen{Name: os.Getenv(Variable), Asked: true}
 	if c.Name == "" {
 		if noEmulation != nil {
 			t.Skipf("%s names no device, and none is emulated: %v", Variable, noEmulation)
@@ -47,6 +49,7 @@ func Choose(t testing.TB) Chosen {
 	}
 	d := c.Open(t)
 	c.Same = d.Caps().DeterministicReduce
+	c.Real = c.Asked && d.Caps().Backend != "host" && !strings.Contains(d.Info().Name, "emulated")
 	t.Logf("on %s, %s", c.Name, d.Info().Name)
 	require.NoError(t, d.Close(context.Background()))
 	return c
