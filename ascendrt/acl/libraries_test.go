@@ -70,6 +70,28 @@ func TestChildUnavailable(t *testing.T) {
 	require.NotEmpty(t, r.Problem)
 }
 
+// A library's name may be relative to the working folder; its fellows stand beside
+// it in either case.
+func TestLibrariesStandBesideTheNamedOne(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	t.Setenv("SLUICE_NNOPBASE_LIB", "")
+	for name, want := range map[string]string{
+		"emu/libascendcl.so":                 "emu/libnnopbase.so",
+		"./libascendcl.so":                   "libnnopbase.so",
+		filepath.Join(dir, "libascendcl.so"): "libnnopbase.so",
+	} {
+		t.Setenv("SLUICE_ACL_LIB", name)
+		list, _ := candidates(libNNOP)
+		require.Equal(t, filepath.Join(dir, want), list[0], name)
+	}
+	t.Setenv("SLUICE_ACL_LIB", "libascendcl.so") // a name for the loader
+	list, _ := candidates(libNNOP)
+	for _, path := range list {
+		require.NotContains(t, path, dir)
+	}
+}
+
 // since85 are calls that CANN 8.1 does not have.
 var since85 = []string{"aclFinalizeReference", "aclsysGetVersionStr", "aclrtGetDeviceInfo", "aclrtDeviceGetUuid", "aclrtSetStreamAttribute",
 	"aclrtGetStreamAvailableNum", "aclrtGetEventAvailNum", "aclrtMemcpyBatchAsync", "aclrtPointerGetAttributes", "aclrtIpcMemGetExportKey",

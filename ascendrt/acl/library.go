@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/sluice-serving/sluice/ascendrt"
@@ -42,8 +43,11 @@ var overrides = [libraryCount]string{"SLUICE_ACL_LIB", "SLUICE_NNOPBASE_LIB", "S
 // library that SLUICE_ACL_LIB names, then those of an installation.
 func folders() []string {
 	var dirs []string
-	if p := os.Getenv(overrides[libACL]); filepath.IsAbs(p) {
-		dirs = append(dirs, filepath.Dir(p))
+	// As for the loader, a name with a slash is a path.
+	if p := os.Getenv(overrides[libACL]); strings.ContainsRune(p, '/') {
+		if p, err := filepath.Abs(p); err == nil { // an error: there is no working folder
+			dirs = append(dirs, filepath.Dir(p))
+		}
 	}
 	for _, v := range []string{"ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"} {
 		if h := os.Getenv(v); h != "" {
