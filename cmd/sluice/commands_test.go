@@ -23,7 +23,8 @@ func commandsOf(text string) (commands [][]string) {
 		code = strings.ReplaceAll(code, `\|`, "|") // within a table
 		dir := ""
 		for _, part := range regexp.MustCompile(`&&|[;\n]`).Split(code, -1) {
-			words := shellWords(part)
+			part = strings.TrimSpace(part)
+			words := shellWords(strings.Trim(part, "()"))
 			for len(words) > 0 && regexp.MustCompile(`^[A-Z_]+=`).MatchString(words[0]) {
 				words = words[1:]
 			}
@@ -39,6 +40,9 @@ func commandsOf(text string) (commands [][]string) {
 				commands = append(commands, words)
 			case "go":
 				commands = append(commands, append([]string{"go", words[1], dir}, words[2:]...))
+			}
+			if strings.HasSuffix(part, ")") { // of a shell of its own
+				dir = ""
 			}
 		}
 	}
@@ -153,6 +157,9 @@ func goProblem(t *testing.T, root, verb, dir string, words []string) string {
 		if main, err := filepath.Glob(filepath.Join(p, "*.go")); err != nil || (verb == "run" && len(main) == 0) {
 			return "nothing to run in " + p
 		}
+		if info, err := os.Stat(filepath.Join(root, dir, filepath.Base(p))); verb == "build" && len(words) == 1 && err == nil && info.IsDir() {
+			return "the binary would have the name of a folder, " + filepath.Base(p)
+		}
 		tests = append(tests, functions(t, p, "Test")...)
 		benchmarks = append(benchmarks, functions(t, p, "Benchmark")...)
 	}
@@ -201,15 +208,16 @@ func TestDocumentsNameCommandsThatExist(t *testing.T) {
 
 func TestCommandsThatDoNotExist(t *testing.T) {
 	for code, want := range map[string]string{
-		"`make nothing`":                            "no target nothing",
-		"`sluice fly --far`":                        "unknown command",
-		"`sluice serve --no-such-flag 3`":           "serve has no flag --no-such-flag",
-		"`sluice sim --preset none-such`":           "sim has no preset none-such",
-		"`go test ./nowhere`":                       "no package",
-		"`go test ./graphs -run TestNoneSuch`":      "nothing matches TestNoneSuch",
-		"`go test ./graphs -run '^$' -bench Rest`":  "nothing matches Rest",
-		"`cd kvcache && go test -bench 'Match|Xy'`": "nothing matches Xy",
-		"    python3 internal/none.py\n":            "no file",
+		"`make nothing`":                                 "no target nothing",
+		"`sluice fly --far`":                             "unknown command",
+		"`sluice serve --no-such-flag 3`":                "serve has no flag --no-such-flag",
+		"`sluice sim --preset none-such`":                "sim has no preset none-such",
+		"`go test ./nowhere`":                            "no package",
+		"`go test ./graphs -run TestNoneSuch`":           "nothing matches TestNoneSuch",
+		"`go test ./graphs -run '^$' -bench Rest`":       "nothing matches Rest",
+		"`cd kvcache && go test -bench 'Match|Xy'`":      "nothing matches Xy",
+		"    python3 internal/none.py\n":                 "no file",
+		"`(cd proxy/shared && go build ./sluice-proxy)`": "the binary would have the name of a folder",
 	} {
 		commands := commandsOf(code)
 		require.Len(t, commands, 1, code)

@@ -117,7 +117,10 @@ def load(path: Optional[str] = None) -> ctypes.CDLL:
     path = path or candidates()[0]
     if lib := _libraries.get(path):
         return lib
-    lib = ctypes.CDLL(path)
+    try:
+        lib = ctypes.CDLL(path)
+    except OSError as err:
+        raise OSError(f"{err}: build libsluice with `make lib`, and name it in SLUICE_LIBRARY (the file) or SLUICE_LIB (the folder that was filled)") from err
     lib.sluice_abi_version.restype = c_uint32
     version = lib.sluice_abi_version()
     if version != ABI_VERSION:

@@ -82,6 +82,10 @@ class Header(unittest.TestCase):
         self.assertEqual(int(re.search(r"#define SLUICE_ABI_VERSION (\d+)", HEADER.read_text()).group(1)), _library.ABI_VERSION)
         self.assertEqual(_library.load().sluice_abi_version(), _library.ABI_VERSION)
 
+    def test_library_that_is_not_there(self) -> None:
+        with self.assertRaisesRegex(OSError, "/nowhere/libsluice.so.*make lib.*SLUICE_LIB"):
+            _library.load("/nowhere/libsluice.so")
+
 
 if __name__ == "__main__":
     unittest.main()
