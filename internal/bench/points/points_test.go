@@ -2,11 +2,13 @@ package points
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -329,4 +331,54 @@ func TestTimeLimit(t *testing.T) {
 	r.file.lines = []Line{slow}
 	require.Greater(t, r.expected(&list[1]), before)
 	require.Equal(t, before, r.expected(&list[24]), "another load")
+}
+
+// What is not done when the time is over is dropped, points with answers that are
+// not valid are told and not kept, and every point that is done is in the file.
+func TestPointsThatAreNotKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, err := Open(filepath.Join(t.TempDir(), "results.jsonl"), "c0ffee", nil)
+		require.NoError(t, err)
+		var out bytes.Buffer
+		list := List(Tails, TailsGroups(), 1)[:6]
+		o := &Options{Points: list, Results: "results.jsonl", Out: &out, Limit: 2 * time.Minute, Origin: Origin{Commit: "c0ffee"}}
+		r := &runner{o: o, file: f, begun: time.Now(), fleet: &fleet{}}
+		asked := 0
+		r.measure = func(ctx context.Context, p *Point, todo []Point) (*Line, error) {
+			asked++
+			require.Equal(t, *p, todo[0])
+			l := line(*p, p.Repeat, 1, 2, 0)
+			l.Origin = r.origin(p)
+			switch asked {
+			case 2:
+				l.Valid, l.Error = 9, "no answer"
+			case 3: // takes longer than could be known
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			time.Sleep(24 * time.Second)
+			return &l, nil
+		}
+		var done Outcome
+		require.NoError(t, r.all(t.Context(), &done))
+		require.Equal(t, o.Limit-endTime, time.Since(r.begun))
+		require.Equal(t, Outcome{Measured: 1, Failed: 1}, done)
+		require.Len(t, f.Lines(), 1)
+		require.Equal(t, list[1:], r.todo())
+		require.Contains(t, out.String(), "0 of 6 points are measured already in results.jsonl")
+		require.Contains(t, out.String(), list[1].Key()+": 9 of 10 answers are valid, the point is not kept: no answer")
+		require.Contains(t, out.String(), list[2].Key()+" was not finished within 2m0s and is dropped")
+
+		// A later call goes on with what is left, as far as its time goes: the
+		// engines would take most of it.
+		asked, r.begun, o.Limit = 10, time.Now(), 45*time.Second
+		require.NoError(t, r.all(t.Context(), &done))
+		require.Equal(t, 10, asked)
+		require.Contains(t, out.String(), "the next point would not end within 45s")
+		r.begun, o.Limit, o.Most = time.Now(), 0, 4
+		require.NoError(t, r.all(t.Context(), &done))
+		require.Equal(t, 12, asked, "four of both calls")
+		require.Len(t, f.Lines(), 3)
+		require.NoError(t, f.Close())
+	})
 }

@@ -84,6 +84,8 @@ type runner struct {
 	begun  time.Time
 	fleet  *fleet
 	prompt map[setup]time.Duration // measured time of one prompt
+
+	measure func(ctx context.Context, p *Point, todo []Point) (*Line, error) // point, but in tests
 }
 
 // Run measures the points that the results file lacks, as many as the limits
@@ -117,6 +119,7 @@ func Run(ctx context.Context, o Options) (out *Outcome, err error) {
 	client := load.NewHTTPClient()
 	defer client.CloseIdleConnections()
 	r := &runner{o: &o, file: file, begun: time.Now(), prompt: map[setup]time.Duration{}, fleet: &fleet{o: &o, sup: sup, client: client}}
+	r.measure = r.point
 	out = new(Outcome)
 	group, inner := errgroup.WithContext(ctx)
 	inner, done := context.WithCancel(inner)
@@ -171,7 +174,7 @@ func (r *runner) all(ctx context.Context, out *Outcome) error {
 			return nil
 		}
 		p := todo[at]
-		line, err := r.point(ctx, &p, todo[at:])
+		line, err := r.measure(ctx, &p, todo[at:])
 		if errors.Is(context.Cause(ctx), errLimit) {
 			fmt.Fprintf(r.o.Out, "%s was not finished within %v and is dropped\n", p.Key(), r.o.Limit)
 			return nil
