@@ -28,12 +28,12 @@ const (
 
 // pointFlags are the flags of sluice bench for the presets that measure points.
 type pointFlags struct {
-	results, only, device, prefillerDevice, decoderDevice, extra, commit, accept, html string
-	shapes, rates, policies                                                            string
-	limit, ready                                                                       time.Duration
-	most, workers, prefillerTokens, decoderTokens                                      int
-	seconds                                                                            float64
-	show, markdown                                                                     bool
+	results, only, device, prefillerDevice, decoderDevice, extra, commit, accept, html, engine string
+	shapes, rates, policies                                                                    string
+	limit, ready                                                                               time.Duration
+	most, workers, prefillerTokens, decoderTokens                                              int
+	seconds                                                                                    float64
+	show, markdown                                                                             bool
 }
 
 func (f *pointFlags) define(fs *pflag.FlagSet) {
@@ -49,6 +49,7 @@ func (f *pointFlags) define(fs *pflag.FlagSet) {
 	fs.StringVar(&f.prefillerDevice, "prefiller-device", "", of+"device of the Prefiller, such as cuda:0")
 	fs.StringVar(&f.decoderDevice, "decoder-device", "", of+"device of the Decoders, such as cuda:1")
 	fs.StringVar(&f.extra, "kv-extra", "", of+"JSON object: kv_connector_extra_config of the connector between the engines")
+	fs.StringVar(&f.engine, "engine-flags", "", of+"flags that both engines get beside the preset's, such as \"--model-runner 2\"")
 	fs.IntVar(&f.prefillerTokens, "prefiller-kv-tokens", 0, of+"KV pool of the Prefiller (0: what suits the model)")
 	fs.IntVar(&f.decoderTokens, "decoder-kv-tokens", 0, of+"KV pool of each Decoder (0: what suits the model)")
 	fs.StringVar(&f.commit, "commit", "", of+"commit that lines are marked with (default what the build recorded)")
@@ -85,7 +86,7 @@ func (f *pointFlags) run(cmd *cobra.Command, b *benchFlags) error {
 	o := points.Options{
 		Points: list, Results: f.results, Dir: b.folder(), Workers: f.workers, PrefillerTokens: f.prefillerTokens, DecoderTokens: f.decoderTokens,
 		Extra: f.extra, Limit: f.limit, Most: f.most, ReadyTimeout: f.ready, Out: out,
-		Origin: points.Origin{Commit: f.commit, Command: strings.Join(os.Args, " ")},
+		Origin: points.Origin{Commit: f.commit, Command: strings.Join(os.Args, " "), Flags: strings.Join(strings.Fields(f.engine), " ")},
 	}
 	if o.Commit == "" {
 		if o.Commit, err = buildCommit(); err != nil {

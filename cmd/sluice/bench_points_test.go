@@ -78,7 +78,7 @@ func TestBenchMeasuresArms(t *testing.T) {
 	dir := t.TempDir()
 	results := filepath.Join(dir, "results.jsonl")
 	out, _, err := benched(t, "--preset", "append-prefill-gpu", "--device", "host", "--model", "random:tiny", "--shapes", "96/5", "--sessions", "3", "--turns", "3",
-		"--repeat", "1", "--dir", dir, "--results", results, "--device-workers", "1", "--commit", "c0ffee", "--decoder-kv-tokens", "4096")
+		"--repeat", "1", "--dir", dir, "--results", results, "--device-workers", "1", "--commit", "c0ffee", "--decoder-kv-tokens", "4096", "--engine-flags", "--model-runner 2")
 	require.NoError(t, err, out)
 	lines, err := points.Read(results)
 	require.NoError(t, err)
@@ -98,6 +98,8 @@ func TestBenchMeasuresArms(t *testing.T) {
 	}
 	require.Equal(t, 6, lines[1].Hits, "plain admits any prefix")
 	require.Equal(t, 4, strings.Count(out, "a warm follow-up is a hit"), "every Decoder is probed once")
+	require.Contains(t, out, "model runner 2, kv_consumer")
+	require.Contains(t, out, "engines with --model-runner 2")
 	require.Contains(t, out, "published times (2m0s of arrivals, 10s to think) are divided by")
 }
 

@@ -15,10 +15,11 @@ const version = 1
 
 // Origin says where a line comes from.
 type Origin struct {
-	Hardware  string `json:"hardware"`  // what the engines ran on
-	Commit    string `json:"commit"`    // of the binary
-	Command   string `json:"command"`   // that was run
-	Transport string `json:"transport"` // of KV between the engines
+	Hardware  string `json:"hardware"`               // what the engines ran on
+	Commit    string `json:"commit"`                 // of the binary
+	Command   string `json:"command"`                // that was run
+	Transport string `json:"transport"`              // of KV between the engines
+	Flags     string `json:"engine_flags,omitempty"` // that both engines were given beside the preset's
 	Sizes     Sizes  `json:"sizes"`
 }
 
@@ -47,7 +48,11 @@ type Line struct {
 
 // planned is what is known of a line's setting before it is measured.
 func (o *Origin) planned() string {
-	return o.Hardware + ", KV by " + o.Transport + ", " + o.Sizes.String()
+	s := o.Hardware + ", KV by " + o.Transport + ", " + o.Sizes.String()
+	if o.Flags != "" {
+		s += ", engines with " + o.Flags
+	}
+	return s
 }
 
 // setting is what lines must agree on to be compared.

@@ -161,7 +161,7 @@ func TestResultsFile(t *testing.T) {
 
 	// Other hardware, another transport and other pools are other points.
 	for _, change := range []func(*Origin){
-		func(o *Origin) { o.Hardware = "two X" }, func(o *Origin) { o.Transport = "ipc" }, func(o *Origin) { o.Sizes.DecoderTokens = 1 },
+		func(o *Origin) { o.Hardware = "two X" }, func(o *Origin) { o.Transport = "ipc" }, func(o *Origin) { o.Sizes.DecoderTokens = 1 }, func(o *Origin) { o.Flags = "--model-runner 2" },
 	} {
 		o := one.Origin
 		change(&o)

@@ -100,9 +100,12 @@ func (o *Options) cluster(s *setup, variant string) up.Cluster {
 			StepLimit: s.DecoderStep, MaxLen: s.length, Workers: o.Workers, Transfer: transfer("kv_consumer", o.Extra, 0),
 		},
 	}
+	flags := strings.Fields(o.Flags)
+	c.Prefiller.Extra = append(c.Prefiller.Extra, flags...)
+	c.Decoder.Extra = append(c.Decoder.Extra, flags...)
 	if s.table == Tails {
 		c.Profile = up.NoAppend
-		c.Decoder.Extra = []string{"--graph-policy", variant}
+		c.Decoder.Extra = append(c.Decoder.Extra, "--graph-policy", variant)
 		return c
 	}
 	c.TraceDir = o.Dir
