@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -55,9 +54,6 @@ func (p *pushes) add(q *pushed) {
 	if p.legs == nil {
 		p.legs = map[string]*pushed{}
 	}
-	for p.legs[q.leg] != nil { // two clients chose the same request id
-		q.leg += "-" + randomHex(4)
-	}
 	p.legs[q.leg] = q
 }
 
@@ -91,10 +87,12 @@ func (p *pushes) find(id string) *pushed {
 // errPrefillFailed ends a decode leg whose Prefiller could not be started.
 var errPrefillFailed = errors.New("the prefiller could not be started")
 
-// pushRound is one P/D round in push mode.
+// pushRound is one P/D round in push mode. The leg's id ends with what only the
+// Decoder is told: a client that knows its own request id cannot post blocks in
+// the Decoder's place and so have the Prefiller send KV to where it likes.
 func (x *exchange) pushRound(target route.Target) result {
 	x.legsD++
-	q := &pushed{x: x, leg: numbered(x.id, "d", x.legsD), want: x.prompts(), posted: map[string]json.RawMessage{}}
+	q := &pushed{x: x, leg: numbered(x.id, "d", x.legsD) + "-" + randomHex(16), want: x.prompts(), posted: map[string]json.RawMessage{}}
 	q.source = x.body.Source()
 	x.memory = nil // the body's memory may outlive this leg: it is not used again
 	params, err := json.Marshal(map[string]any{"do_remote_decode": false, "do_remote_prefill": true, "metaserver": x.p.cfg.Metaserver})
@@ -237,10 +235,7 @@ func (q *pushed) start(params []splice.Edit) *openai.Error {
 		if !ok {
 			return problem
 		}
-		id := strings.TrimSuffix(q.leg, "-d") + "-p"
-		if try > 0 {
-			id += strconv.Itoa(try + 1)
-		}
+		id := numbered(q.x.id, "p", try+1)
 		leg := &exchange{p: p, r: q.x.r, at: q.x.at, path: q.x.path, body: body, session: q.x.session, key: q.x.key, tenant: q.x.tenant, trace: q.x.trace, turn: t, id: q.x.id}
 		leg.out = answer{w: discard{http.Header{}}, flush: http.NewResponseController(discard{})}
 		leg.w = leg.out.w

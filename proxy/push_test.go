@@ -98,7 +98,7 @@ func TestPush(t *testing.T) {
 			c.wantLegs(1, 0, 1)
 			d := c.d[0].Records()[0]
 			require.Equal(t, map[string]any{"do_remote_decode": false, "do_remote_prefill": true, "metaserver": c.url + "/v1/metaserver"}, d.Params())
-			require.Equal(t, "me-d", d.Header.Get("X-Request-Id"))
+			require.Regexp(t, `^me-d-[0-9a-f]{32}$`, d.Header.Get("X-Request-Id"))
 			p := c.p[0].Records()[0]
 			require.Equal(t, true, p.Params()["do_remote_decode"])
 			require.Equal(t, "d", p.Params()["remote_engine_id"])
@@ -124,8 +124,9 @@ func TestPushSeveralPrompts(t *testing.T) {
 	c.wantLegs(1, 0, 1)
 	batch, ok := c.p[0].Records()[0].JSON()["batch_kv_transfer_params"].(map[string]any)
 	require.True(t, ok)
-	require.Contains(t, batch, "chatcmpl-me-d-0-8f3a")
-	require.Contains(t, batch, "chatcmpl-me-d-1-8f3a")
+	leg := c.d[0].Records()[0].Header.Get("X-Request-Id")
+	require.Contains(t, batch, "chatcmpl-"+leg+"-0-8f3a")
+	require.Contains(t, batch, "chatcmpl-"+leg+"-1-8f3a")
 }
 
 // A Prefiller that cannot be started ends the decode leg, which would wait for
@@ -186,10 +187,30 @@ func TestPushesFind(t *testing.T) {
 	for _, id := range []string{"", "a", "a-b", "cmpl-", "x-a-b-d"} {
 		require.Nil(t, p.find(id), id)
 	}
-	other := &pushed{leg: "a-b-d"}
+	other := &pushed{leg: "a-b-d2"}
 	p.add(other)
-	require.NotEqual(t, q.leg, other.leg)
 	p.remove(q)
 	require.Nil(t, p.find("a-b-d"))
 	require.Same(t, other, p.find("cmpl-"+other.leg+"-0"))
+}
+
+// A client cannot post blocks for its own request: it would have a Prefiller
+// send KV to an address that it names.
+func TestClientsCannotPostBlocks(t *testing.T) {
+	c := startPush(t, &layerwise{}, setup{})
+	h := newHang()
+	c.d[0].Hook = on("d", h.serve())
+	stop := make(chan struct{})
+	var all sync.WaitGroup
+	all.Go(func() { c.postThen(stop, turnBody(1, streamTurn), "X-Request-Id", "mine") })
+	wait(t, h.came)
+	leg := c.d[0].Records()[0].Header.Get("X-Request-Id")
+	for _, id := range []string{"mine", "mine-d", "chatcmpl-mine", "chatcmpl-mine-d", "chatcmpl-mine-d-0-8f3a", "cmpl-mine-d-", leg[:len(leg)-1], "x" + leg} {
+		r := c.post("/v1/metaserver", fmt.Sprintf(`{"request_id":%q,"remote_host":"10.0.0.1","remote_port":80}`, id))
+		require.Equal(t, 404, r.status, id)
+	}
+	require.Empty(t, c.p[0].Records())
+	stop <- struct{}{}
+	all.Wait()
+	wait(t, h.left)
 }

@@ -89,7 +89,10 @@ func (b *Backend) Start(addr string) error {
 	if err != nil {
 		return err
 	}
-	b.Addr, b.listener, b.done = l.Addr().String(), l, make(chan struct{})
+	if b.Addr != l.Addr().String() { // answers of an earlier life may still read it
+		b.Addr = l.Addr().String()
+	}
+	b.listener, b.done = l, make(chan struct{})
 	b.srv = &http.Server{Handler: http.HandlerFunc(b.serve)}
 	go func() {
 		defer close(b.done)
