@@ -139,7 +139,7 @@ func TestSimPredictsMeasuredPoints(t *testing.T) {
 	results := filepath.Join(dir, "results.jsonl")
 	f, err := points.Open(results, "c0ffee", nil)
 	require.NoError(t, err)
-	l := points.Line{Origin: points.Origin{Commit: "c0ffee", Sizes: points.Sizes{DecoderTokens: 160_000, DecoderStep: 2048, Seqs: 128}}, Point: points.Point{
+	l := points.Line{Origin: points.Origin{Commit: "c0ffee", Sizes: points.Sizes{PrefillerTokens: 160_000, PrefillerStep: 8192, DecoderTokens: 160_000, DecoderStep: 2048, Seqs: 128}}, Point: points.Point{
 		Table: points.Tails, Model: points.Qwen, Repeat: 1, Input: 1024, Output: 256, Rate: 8, Policy: points.Strict, Seconds: 20,
 	}}
 	l.TPOT.Mean, l.Full = 1, 20000
@@ -156,7 +156,7 @@ func TestSimPredictsMeasuredPoints(t *testing.T) {
 		"without --preset and --trace":        {"--measured", results, "--cost-model", steps, "--preset", "tails"},
 		"has no measured point":               {"--measured", filepath.Join(dir, "none"), "--cost-model", steps},
 		"no such file":                        {"--measured", results, "--cost-model", filepath.Join(dir, "none.csv")},
-		"0 decode steps of FULL":              {"--measured", results, "--cost-model", "../../go.mod"},
+		"there are none":                      {"--measured", results, "--cost-model", "../../go.mod"},
 		"--cost-model needs --trace or --mea": {"--cost-model", steps},
 	} {
 		_, _, err := simulated(t, args...)

@@ -22,12 +22,12 @@ import (
 // what those would read of the cache, plus what its rows do read; tokens beyond
 // the largest measured step take what they take in a prompt.
 type Steps struct {
-	Model   string
-	Context float64 // tokens in the cache of each sequence, when they were measured
+	Model    string
+	Contexts []float64 // tokens in the cache of each sequence, in ascending order, for which steps were measured
 
-	decode  map[graphs.Mode][]point // seconds by sequences
-	prefill []point                 // seconds of a whole prompt by its tokens
-	read    float64                 // seconds to read the KV of one token of context
+	decode  map[graphs.Mode][][]point // seconds by sequences, for each context
+	prefill []point                   // seconds of a whole prompt by its tokens
+	read    float64                   // seconds to read the KV of one token of context
 }
 
 type point struct{ x, y float64 }
@@ -37,7 +37,7 @@ var _ Cost = (*Steps)(nil)
 // ReadSteps reads the lines of one model from steptime's output; lines of other
 // models and figures of other kinds are passed over.
 func ReadSteps(in io.Reader, model string) (*Steps, error) {
-	s := &Steps{Model: model, decode: map[graphs.Mode][]point{}}
+	s := &Steps{Model: model, decode: map[graphs.Mode][][]point{}}
 	lines := bufio.NewScanner(in)
 	context := 0.0
 	for n := 1; lines.Scan(); n++ {
@@ -66,11 +66,8 @@ func ReadSteps(in io.Reader, model string) (*Steps, error) {
 		if !ok || f[5] != "ms" {
 			return nil, fmt.Errorf("measured steps: line %d: %q is no decode step in ms", n, text)
 		}
-		if s.Context != 0 && s.Context != context {
-			return nil, fmt.Errorf("measured steps: line %d: steps over %v tokens of context stand beside steps over %v", n, context, s.Context)
-		}
-		s.Context = context
-		s.decode[mode] = append(s.decode[mode], point{float64(size), value / 1e3})
+		at := s.context(context)
+		s.decode[mode][at] = append(s.decode[mode][at], point{float64(size), value / 1e3})
 	}
 	return s, errors.Join(lines.Err(), s.prepare())
 }
@@ -87,26 +84,55 @@ func contextOf(comment string, otherwise float64) float64 {
 	return otherwise
 }
 
+// context is the place of a context among those that have steps.
+func (s *Steps) context(tokens float64) int {
+	at, found := slices.BinarySearch(s.Contexts, tokens)
+	if !found {
+		s.Contexts = slices.Insert(s.Contexts, at, tokens)
+	}
+	for _, mode := range measuredModes {
+		if !found {
+			s.decode[mode] = slices.Insert(s.decode[mode], at, nil)
+		}
+	}
+	return at
+}
+
+// measuredModes are those of which every context must have steps.
+var measuredModes = []graphs.Mode{graphs.Full, graphs.Piecewise, graphs.None}
+
 func (s *Steps) prepare() error {
 	ascending := func(a, b point) int { return int(math.Copysign(1, a.x-b.x)) }
-	for _, mode := range []graphs.Mode{graphs.Full, graphs.Piecewise, graphs.None} {
-		if p := s.decode[mode]; len(p) < 2 {
-			return fmt.Errorf("measured steps of %s: %d decode steps of %v, must be at least 2", s.Model, len(p), mode)
+	if len(s.Contexts) == 0 {
+		return fmt.Errorf("measured steps of %s: there are none", s.Model)
+	}
+	if s.Contexts[0] <= 0 {
+		return fmt.Errorf("measured steps of %s: no comment says the context", s.Model)
+	}
+	for _, mode := range measuredModes {
+		for i, p := range s.decode[mode] {
+			if len(p) < 2 {
+				return fmt.Errorf("measured steps of %s: %d decode steps of %v over %v tokens of context, must be at least 2", s.Model, len(p), mode, s.Contexts[i])
+			}
+			slices.SortStableFunc(p, ascending)
 		}
-		slices.SortStableFunc(s.decode[mode], ascending)
 	}
 	if len(s.prefill) < 2 {
 		return fmt.Errorf("measured steps of %s: %d prompts, must be at least 2", s.Model, len(s.prefill))
 	}
 	slices.SortStableFunc(s.prefill, ascending)
-	if !(s.Context > 0) {
-		return fmt.Errorf("measured steps of %s: no comment says the context", s.Model)
-	}
-	// Between the two largest steps the weights are read as often: what a
-	// sequence costs more there is its cache.
 	full := s.decode[graphs.Full]
-	a, b := full[len(full)-2], full[len(full)-1]
-	s.read = max((b.y-a.y)/(b.x-a.x)/s.Context, 0)
+	short := full[0]
+	most := short[len(short)-1]
+	if last := len(full) - 1; last > 0 {
+		s.read = (at(full[last], most.x) - most.y) / most.x / (s.Contexts[last] - s.Contexts[0])
+	} else {
+		// Between the two largest steps the weights are read as often: what a
+		// sequence costs more there is its cache.
+		before := short[len(short)-2]
+		s.read = (most.y - before.y) / (most.x - before.x) / s.Contexts[0]
+	}
+	s.read = max(s.read, 0)
 	return nil
 }
 
@@ -118,7 +144,11 @@ func at(p []point, x float64) float64 {
 // Decode is the time of a step of so many sequences with so many tokens of
 // context each, in seconds.
 func (s *Steps) Decode(mode graphs.Mode, rows, context float64) float64 {
-	return max(at(s.decode[mode], rows)+s.read*rows*(context-s.Context), s.decode[mode][0].y/2)
+	steps := s.decode[mode]
+	if len(steps) == 1 {
+		return max(at(steps[0], rows)+s.read*rows*(context-s.Contexts[0]), steps[0][0].y/2)
+	}
+	return line(len(steps), context, func(i int) (float64, float64) { return s.Contexts[i], at(steps[i], rows) })
 }
 
 // Prompt is the time of a prompt that is computed alone, in seconds.
@@ -128,7 +158,7 @@ func (s *Steps) Prompt(tokens float64) float64 {
 		return at(s.prefill, tokens)
 	}
 	// Below what was measured: from the time of the smallest step on.
-	low := s.decode[graphs.None][0]
+	low := s.decode[graphs.None][0][0]
 	return line(2, tokens, func(i int) (float64, float64) { return []float64{low.x, first.x}[i], []float64{low.y, first.y}[i] })
 }
 
@@ -142,10 +172,10 @@ func (s *Steps) Step(w Work, _ uint64) float64 {
 	case w.Prefill == 0:
 		return s.Decode(w.Mode, float64(w.Decodes), float64(w.Decoded)/float64(w.Decodes))
 	}
-	steps := s.decode[w.Mode]
+	steps := s.decode[w.Mode][0] // those that read least of the cache
 	tokens, largest := float64(w.Decodes+w.Prefill), steps[len(steps)-1].x
 	n := min(tokens, largest)
-	took := at(steps, n) - s.read*n*s.Context + s.read*(float64(w.Decoded)+w.Context/float64(w.Prefill))
+	took := at(steps, n) - s.read*n*s.Contexts[0] + s.read*(float64(w.Decoded)+w.Context/float64(w.Prefill))
 	if tokens > largest {
 		rate := s.prefill[0]
 		took += (tokens - largest) * rate.y / rate.x

@@ -32,7 +32,7 @@ m,torch-graph,1,graph,3.5,ms
 func TestMeasuredSteps(t *testing.T) {
 	s, err := ReadSteps(strings.NewReader(made), "m")
 	require.NoError(t, err)
-	require.Equal(t, 1000.0, s.Context)
+	require.Equal(t, []float64{1000}, s.Contexts)
 	near := func(want, got float64) { t.Helper(); require.InDelta(t, want, got, 1e-9) }
 	near(1.011e-3, s.Decode(graphs.Full, 1, 1000))
 	near(1.561e-3, s.Decode(graphs.Full, 51, 1000))
@@ -58,10 +58,27 @@ func TestMeasuredSteps(t *testing.T) {
 		"context 1000":                   {"a line", "no comment says the context"},
 		"m,decode,101,PIECEWISE":         {"m,x,101,PIECEWISE", "1 decode steps of PIECEWISE"},
 		"m,prefill,2000":                 {"m,x,2000", "1 prompts"},
-		"m,decode,1,NONE,2":              {"# X, context 9\nm,decode,1,NONE,2", "stand beside"},
+		"m,decode,1,NONE,2":              {"# X, context 9\nm,decode,1,NONE,2", "0 decode steps of FULL over 9 tokens"},
 	} {
 		require.Contains(t, made, old)
 		_, err := ReadSteps(strings.NewReader(strings.Replace(made, old, bad[0], 1)), "m")
 		require.ErrorContains(t, err, bad[1])
 	}
+	_, err = ReadSteps(strings.NewReader(made), "none")
+	require.ErrorContains(t, err, "there are none")
+}
+
+// Steps over two contexts say themselves what context costs.
+func TestMeasuredStepsOverContexts(t *testing.T) {
+	longer := strings.NewReplacer("context 1000", "context 3000", "101,FULL,2.111", "101,FULL,2.515", "101,PIECEWISE,2.611", "101,PIECEWISE,3.015", "1,FULL,1.011", "1,FULL,1.015",
+		"m,prefill", "m,x").Replace(made)
+	s, err := ReadSteps(strings.NewReader(longer+made), "m")
+	require.NoError(t, err)
+	require.Equal(t, []float64{1000, 3000}, s.Contexts)
+	near := func(want, got float64) { t.Helper(); require.InDelta(t, want, got, 1e-9) }
+	near(2.111e-3, s.Decode(graphs.Full, 101, 1000))
+	near(2.313e-3, s.Decode(graphs.Full, 101, 2000))
+	near(2.717e-3, s.Decode(graphs.Full, 101, 4000))
+	// 404 µs more for 101 sequences with 2,000 tokens more: 2 ns a token.
+	near(1.511e-3+29*11e-6-30*2e-6+13*2e-6, s.Step(Work{StepWork: scheduler.StepWork{Decodes: 10, Prefill: 20, Context: 60000}, Decoded: 10000, Mode: graphs.Piecewise}, 0))
 }

@@ -90,9 +90,9 @@ func Predict(lines []Line, table string, steps func(model string) (*sim.Steps, e
 // seeds is the number of runs of which a prediction of tails is the mean.
 const seeds = 8
 
-// predictTails plays arrivals at a Decoder; what prompts do to the Prefiller is
-// no part of it.
-func (r *Row) predictTails(steps *sim.Steps, _ Assumed) ([]Figure, error) {
+// predictTails plays arrivals at a Decoder, and for the time to the first token
+// the whole way through the Prefiller, with arrivals at equal distances.
+func (r *Row) predictTails(steps *sim.Steps, a Assumed) ([]Figure, error) {
 	policy, err := graphs.ParsePolicy(r.Policy)
 	if err != nil {
 		return nil, err
@@ -107,24 +107,40 @@ func (r *Row) predictTails(steps *sim.Steps, _ Assumed) ([]Figure, error) {
 	if err != nil {
 		return nil, err
 	}
+	whole := r.served(steps, a)
+	whole.Load = sim.Conversations{
+		Count: max(int(math.Round(r.Rate*r.Seconds)), 1), Rounds: 1, Window: r.Seconds, PromptMin: r.Input, PromptMax: r.Input, AddMin: 1, AddMax: 1,
+		OutMin: r.Output, OutMax: r.Output, Seed: uint64(r.Input),
+	}
+	way, err := whole.Arm(sim.ArmPD)
+	if err != nil {
+		return nil, err
+	}
 	return []Figure{
 		{"FULL", p.Full, float64(r.Full)}, {"non-FULL", p.NonFull, float64(r.Piecewise + r.None)},
 		{"TPOT ms", 1e3 * p.TPOT, r.TPOT.Mean}, {"ITL p99 ms", 1e3 * p.P99ITL, r.ITL.P99},
+		{"TTFT p50 ms", 1e3 * way.TTFTp50S, r.TTFT.P50},
 	}, nil
+}
+
+// served is the engines of a row as the simulator takes them.
+func (r *Row) served(steps *sim.Steps, a Assumed) sim.Served {
+	return sim.Served{
+		Steps: steps, BlockSize: blockSize, PrefillerTokens: r.Sizes.PrefillerTokens, DecoderTokens: r.Sizes.DecoderTokens,
+		PrefillerStep: r.Sizes.PrefillerStep, DecoderStep: r.Sizes.DecoderStep, Seqs: r.Sizes.Seqs,
+		Hop: a.Hop, TransferAt: a.Hop, Transfer: r.TokenBytes / a.Transfer,
+	}
 }
 
 // predictArm plays the conversations through the real scheduler, cache and
 // routing.
 func (r *Row) predictArm(steps *sim.Steps, a Assumed) ([]Figure, error) {
 	part := func(tokens int) int { return max(1, tokens*r.Prompt/publishedLength) }
-	s := sim.Served{
-		Load: sim.Conversations{
-			Count: r.Sessions, Rounds: r.Turns, Window: publishedWindow.Seconds() / r.Factor, ThinkTime: publishedThink.Seconds() / r.Factor,
-			PromptMin: max(1, r.Prompt-part(34)), PromptMax: r.Prompt, AddMin: part(40), AddMax: part(200), OutMin: r.Output, OutMax: r.Output, Seed: 19884,
-		},
-		Steps: steps, BlockSize: blockSize, PrefillerTokens: r.Sizes.PrefillerTokens, DecoderTokens: r.Sizes.DecoderTokens,
-		PrefillerStep: r.Sizes.PrefillerStep, DecoderStep: r.Sizes.DecoderStep, Seqs: r.Sizes.Seqs,
-		Prompt: r.PromptMs / 1e3, Hop: a.Hop, TransferAt: a.Hop, Transfer: r.TokenBytes / a.Transfer,
+	s := r.served(steps, a)
+	s.Prompt = r.PromptMs / 1e3
+	s.Load = sim.Conversations{
+		Count: r.Sessions, Rounds: r.Turns, Window: publishedWindow.Seconds() / r.Factor, ThinkTime: publishedThink.Seconds() / r.Factor,
+		PromptMin: max(1, r.Prompt-part(34)), PromptMax: r.Prompt, AddMin: part(40), AddMax: part(200), OutMin: r.Output, OutMax: r.Output, Seed: 19884,
 	}
 	if r.TokenBytes > 0 {
 		s.HostTokens, s.Restore = int(float64(r.Sizes.Host)/r.TokenBytes), r.TokenBytes/a.Restore

@@ -36,7 +36,7 @@ func madeSteps(model string) (*sim.Steps, error) {
 func TestPredictionsOfTails(t *testing.T) {
 	p := Point{Table: Tails, Model: "random:m", Input: 1024, Output: 256, Rate: 16, Policy: Strict, Seconds: 20}
 	strict := line(p, 1, 1.1, 1.7, 0.02)
-	strict.Sizes = Sizes{DecoderTokens: 160_000, DecoderStep: 2048, Seqs: 128}
+	strict.Sizes = Sizes{PrefillerTokens: 160_000, PrefillerStep: 8192, DecoderTokens: 160_000, DecoderStep: 2048, Seqs: 128}
 	strict.Full, strict.Piecewise = 10000, 315
 	p.Policy = Hardened
 	ours := line(p, 1, 1.1, 1.7, 0)
@@ -54,6 +54,7 @@ func TestPredictionsOfTails(t *testing.T) {
 	s, o := by(list[0]), by(list[1])
 	require.InDelta(t, 318, s["non-FULL"].Predicted, 3, "arrivals less those of one step")
 	require.InDelta(t, 1.06, s["TPOT ms"].Predicted, 0.02)
+	require.InDelta(t, 9.5, s["TTFT p50 ms"].Predicted, 2, "a prompt of 5.1 ms, hops of 1.5 ms, and up to three steps of the Decoder")
 	require.Zero(t, o["non-FULL"].Predicted)
 	require.Zero(t, o["non-FULL"].Off())
 	require.Greater(t, s["ITL p99 ms"].Predicted, o["ITL p99 ms"].Predicted)
@@ -63,7 +64,7 @@ func TestPredictionsOfTails(t *testing.T) {
 	var out bytes.Buffer
 	require.NoError(t, PrintComparisons(&out, list))
 	require.Contains(t, out.String(), "m/1024-256/16/strict/20s")
-	require.Contains(t, out.String(), "of 8 figures are within 15 %")
+	require.Contains(t, out.String(), "of 10 figures are within 15 %")
 	out.Reset()
 	require.NoError(t, PrintComparisons(&out, nil))
 	require.Equal(t, "no point is measured\n", out.String())
