@@ -3,7 +3,6 @@
 package acl
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"runtime"
@@ -27,14 +26,12 @@ type graphState struct {
 
 	order sync.Mutex // held while a launch reaches the runtime
 
-	mu             sync.Mutex
-	closed         bool
+	base.Graph     // guards what follows
 	byRef          map[ascendrt.OpRef]*target
 	targets        []*target
 	allocs         []*memory.Alloc // pinned by the capture
 	waits, records []*eventState   // external events
 	events         []*eventState   // all that it names
-	last           []ascendrt.Point
 }
 
 // target is an updatable command.
@@ -60,18 +57,11 @@ type graph struct {
 
 var _ ascendrt.Graph = (*graph)(nil)
 
-// launched notes the point behind which the graph is idle.
-func (g *graphState) launched(p ascendrt.Point) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.last = latest(g.last, p)
-}
-
 // launch translates a launch: it runs behind the launch before it, wherever
 // that was, and its updatable commands are issued again behind that one too.
 func (t *translator) launch(g *graphState) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	g.Lock()
+	defer g.Unlock()
 	t.graphs = append(t.graphs, g)
 	t.events = append(t.events, g.events...)
 	for _, e := range g.waits {
@@ -211,17 +201,12 @@ func (d *device) captureInto(g *graphState, s *stream, c *ascendrt.Commands, o a
 	g.allocs, g.waits, g.records = t.allocs, t.waits, t.records
 	named := t.events
 	locked := slices.Clone(t.streams)
-	slices.SortFunc(locked, func(a, b *stream) int { return cmp.Compare(a.ref, b.ref) })
-	for _, x := range locked {
-		x.submit.Lock()
+	if err := base.LockAll(&d.Core, "capture", locked); err != nil {
+		return err
 	}
+	defer base.UnlockAll(locked)
 	captures.Lock()
-	defer func() {
-		captures.Unlock()
-		for _, x := range locked {
-			x.submit.Unlock()
-		}
-	}()
+	defer captures.Unlock()
 	groups := make([]groupPtr, len(g.targets))
 	if g.raw, err = d.captureGraph(s.raw, t.Words, groups); err != nil {
 		var e *ascendrt.Error
@@ -257,7 +242,7 @@ func (g *graphState) end(d *device) {
 		d.streamFree(g.update)
 	}
 	for _, e := range g.events {
-		e.drop(d)
+		e.drop()
 	}
 	g.raw, g.tail, g.update, g.targets, g.events = nil, nil, nil, nil, nil
 }
@@ -277,9 +262,9 @@ func (g *graph) Update(u []ascendrt.Slot) error {
 		return err
 	}
 	defer d.Leave()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
+	s.Lock()
+	defer s.Unlock()
+	if !s.Open() {
 		return invalid("graph update", "the graph was closed before", ascendrt.ErrClosed)
 	}
 	next := map[*target]*target{}
@@ -325,30 +310,10 @@ func (g *graph) Update(u []ascendrt.Slot) error {
 
 // set applies one slot value.
 func (x *target) set(v ascendrt.Slot) error {
-	if x.raw { // slots of a launch are its argument words
-		if len(v.I64) != 1 || v.Slot < 0 || recWords+v.Slot >= len(x.record) {
-			return fmt.Errorf("a launch has %d argument words; slot %d takes one value", max(0, len(x.record)-recWords), v.Slot)
-		}
-		x.record[recWords+v.Slot] = uint64(v.I64[0])
-		return nil
+	if x.raw {
+		return base.SetWord(x.record, v)
 	}
-	infos := x.op.slots
-	if v.Slot < 0 || v.Slot >= len(infos) {
-		return fmt.Errorf("slot %d does not exist", v.Slot)
-	}
-	if infos[v.Slot].Kind == ascendrt.SlotInts {
-		for len(x.slots) <= v.Slot {
-			x.slots = append(x.slots, nil)
-		}
-		x.slots[v.Slot] = slices.Clone(v.I64)
-		return nil
-	}
-	t := &x.args[v.Slot-(len(infos)-len(x.args))]
-	if !v.Addr.Valid() || v.Addr.Len < t.Bytes() {
-		return fmt.Errorf("slot %s: the new place is shorter than the tensor", infos[v.Slot].Name)
-	}
-	t.View = v.Addr
-	return nil
+	return base.SetSlot(x.op.slots, x.args, &x.slots, v)
 }
 
 // again translates an operation with its new arguments and checks it against
@@ -407,30 +372,15 @@ func sameCalls(a, b []uint64) bool {
 
 func (g *graph) Close() error {
 	d, s := g.d, g.state
-	d.Life.Lock() // no submission is about to launch it
-	defer d.Life.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return nil
-	}
-	s.closed = true
-	g.cleanup.Stop()
-	if d.Closed() {
-		return nil
-	}
-	for _, a := range s.allocs {
-		a.Drop()
-	}
-	for _, x := range s.targets {
-		for _, a := range x.allocs {
+	s.Graph.Close(&d.Core, s.ref, &g.cleanup, func() {
+		for _, a := range s.allocs {
 			a.Drop()
 		}
-	}
-	d.Refs.Remove(s.ref)
-	d.Give(base.Graphs)
-	if d.LostError() == nil {
-		d.Later(s.last, func() { s.end(d) })
-	}
+		for _, x := range s.targets {
+			for _, a := range x.allocs {
+				a.Drop()
+			}
+		}
+	}, func() { s.end(d) })
 	return nil
 }

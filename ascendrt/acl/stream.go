@@ -3,10 +3,8 @@
 package acl
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -31,10 +29,9 @@ type stream struct {
 	raw streamPtr
 	ref ascendrt.Ref
 
-	submit  sync.Mutex    // held over a submission: buffers never interleave
-	stopped bool          // under submit
-	seq     atomic.Uint64 // submitted
-	done    atomic.Uint64 // known to have passed
+	base.Gate
+	seq  atomic.Uint64 // submitted
+	done atomic.Uint64 // known to have passed
 
 	ring  sync.Mutex
 	marks []mark     // recorded and not yet seen to be reached, in order
@@ -81,24 +78,11 @@ func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 	if err != nil && n == 0 {
 		return ascendrt.Point{}, 0, err
 	}
-	locked := append(t.locked[:0], t.streams...)
-	if len(locked) > 1 {
-		slices.SortFunc(locked, func(a, b *stream) int { return cmp.Compare(a.ref, b.ref) })
+	t.locked = append(t.locked[:0], t.streams...)
+	if err := base.LockAll(&d.Core, "submit", t.locked); err != nil {
+		return ascendrt.Point{}, 0, err
 	}
-	t.locked = locked
-	for _, x := range locked {
-		x.submit.Lock()
-	}
-	defer func() {
-		for _, x := range locked {
-			x.submit.Unlock()
-		}
-	}()
-	for _, x := range locked {
-		if x.stopped {
-			return ascendrt.Point{}, 0, invalid("submit", "a stream was closed before", ascendrt.ErrClosed)
-		}
-	}
+	defer base.UnlockAll(t.locked)
 	for i, x := range t.streams {
 		ev, err := x.event()
 		if err != nil {
@@ -116,7 +100,7 @@ func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 	p := ascendrt.Point{Stream: s, Seq: s.seq.Load() + 1}
 	t.lockGraphs()
 	for _, g := range t.graphs {
-		g.launched(p)
+		g.Launched(p)
 	}
 	for _, e := range t.events {
 		e.touch(p)
@@ -265,9 +249,7 @@ func (s *stream) slice(seq uint64, at time.Duration) error {
 
 // Stop refuses further submissions and gives the last sequence number.
 func (s *stream) Stop() uint64 {
-	s.submit.Lock()
-	defer s.submit.Unlock()
-	s.stopped = true
+	s.Shut(nil)
 	return s.seq.Load()
 }
 

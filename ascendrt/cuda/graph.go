@@ -8,7 +8,6 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
-	"sync"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/internal/base"
@@ -22,11 +21,9 @@ type graphState struct {
 	count   int
 	streams int
 
-	mu      sync.Mutex
-	closed  bool
-	targets map[ascendrt.OpRef]*target
-	allocs  []*memory.Alloc // pinned by the capture
-	last    []ascendrt.Point
+	base.Graph // guards what follows
+	targets    map[ascendrt.OpRef]*target
+	allocs     []*memory.Alloc // pinned by the capture
 }
 
 // target is an updatable command.
@@ -47,19 +44,6 @@ type graph struct {
 }
 
 var _ ascendrt.Graph = (*graph)(nil)
-
-// launched notes the point behind which the graph is idle.
-func (g *graphState) launched(p ascendrt.Point) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for i := range g.last {
-		if g.last[i].Stream == p.Stream {
-			g.last[i] = p
-			return
-		}
-	}
-	g.last = append(g.last, p)
-}
 
 func (d *device) Capture(st ascendrt.Stream, c *ascendrt.Commands, o ascendrt.CaptureOptions) (ascendrt.Graph, error) {
 	if err := d.Enter(); err != nil {
@@ -141,15 +125,10 @@ func (g *graphState) findTargets(d *device, c *ascendrt.Commands, refs []ascendr
 // captureInto makes the driver's graph under the locks of all streams in it.
 func (d *device) captureInto(g *graphState, s *stream, t *translator, o ascendrt.CaptureOptions) (err error) {
 	locked := slices.Clone(t.streams)
-	slices.SortFunc(locked, func(a, b *stream) int { return int(int64(a.ref) - int64(b.ref)) })
-	for _, x := range locked {
-		x.submit.Lock()
+	if err := base.LockAll(&d.Core, "capture", locked); err != nil {
+		return err
 	}
-	defer func() {
-		for _, x := range locked {
-			x.submit.Unlock()
-		}
-	}()
+	defer base.UnlockAll(locked)
 	nodes := make([]nodePtr, len(o.Updatable))
 	if g.graph, g.exec, g.count, err = d.captureGraph(s.raw, t.Words, o.Upload == ascendrt.UploadNow, nodes); err != nil {
 		var e *ascendrt.Error
@@ -183,9 +162,9 @@ func (g *graph) Update(u []ascendrt.Slot) error {
 		return err
 	}
 	defer d.Leave()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
+	s.Lock()
+	defer s.Unlock()
+	if !s.Open() {
 		return invalid("graph update", "the graph was closed before", ascendrt.ErrClosed)
 	}
 	next := map[ascendrt.OpRef]*target{}
@@ -233,26 +212,10 @@ func (g *graph) Update(u []ascendrt.Slot) error {
 
 // set applies one slot value.
 func (x *target) set(v ascendrt.Slot) error {
-	if x.op == nil { // a raw launch: slots are its argument words
-		if len(v.I64) != 1 || v.Slot < 0 || recWords+v.Slot >= len(x.record) {
-			return fmt.Errorf("a launch has %d argument words; slot %d takes one value", max(0, len(x.record)-recWords), v.Slot)
-		}
-		x.record[recWords+v.Slot] = uint64(v.I64[0])
-		return nil
+	if x.op == nil { // a raw launch
+		return base.SetWord(x.record, v)
 	}
-	infos := x.op.slots
-	if v.Slot < 0 || v.Slot >= len(infos) {
-		return fmt.Errorf("slot %d does not exist", v.Slot)
-	}
-	if infos[v.Slot].Kind != ascendrt.SlotAddr {
-		return fmt.Errorf("slot %s: this device reads its tensor; no values are taken", infos[v.Slot].Name)
-	}
-	t := &x.args[v.Slot-(len(infos)-len(x.args))]
-	if !v.Addr.Valid() || v.Addr.Len < t.Bytes() {
-		return fmt.Errorf("slot %s: the new place is shorter than the tensor", infos[v.Slot].Name)
-	}
-	t.View = v.Addr
-	return nil
+	return base.SetSlot(x.op.slots, x.args, nil, v)
 }
 
 // again translates an operation with its new arguments.
@@ -274,30 +237,15 @@ func (x *target) again(d *device) error {
 
 func (g *graph) Close() error {
 	d, s := g.d, g.state
-	d.Life.Lock() // no submission is about to launch it
-	defer d.Life.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return nil
-	}
-	s.closed = true
-	g.cleanup.Stop()
-	if d.Closed() {
-		return nil
-	}
-	for _, a := range s.allocs {
-		a.Drop()
-	}
-	for _, x := range s.targets {
-		for _, a := range x.allocs {
+	s.Graph.Close(&d.Core, g.ref, &g.cleanup, func() {
+		for _, a := range s.allocs {
 			a.Drop()
 		}
-	}
-	d.Refs.Remove(g.ref)
-	d.Give(base.Graphs)
-	if d.LostError() == nil {
-		d.Later(s.last, func() { d.graphFree(s.graph, s.exec) })
-	}
+		for _, x := range s.targets {
+			for _, a := range x.allocs {
+				a.Drop()
+			}
+		}
+	}, func() { d.graphFree(s.graph, s.exec) })
 	return nil
 }

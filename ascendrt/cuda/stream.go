@@ -3,12 +3,9 @@
 package cuda
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"slices"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -28,9 +25,8 @@ type stream struct {
 	done *uint64 // the device writes here the sequence number that has passed
 	word uint64  // the same place, as the device addresses it
 
-	submit  sync.Mutex // held over a submission: buffers never interleave
-	stopped bool       // under submit
-	freed   bool       // under the device's life: the driver's stream is gone
+	base.Gate
+	freed   bool // under the device's life: the driver's stream is gone
 	seq     atomic.Uint64
 	counted bool
 }
@@ -87,25 +83,11 @@ func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 	if err != nil && n == 0 {
 		return ascendrt.Point{}, 0, err
 	}
-	locked := t.locked[:0]
-	locked = append(locked, t.streams...)
-	if len(locked) > 1 {
-		slices.SortFunc(locked, func(a, b *stream) int { return cmp.Compare(a.ref, b.ref) })
+	t.locked = append(t.locked[:0], t.streams...)
+	if err := base.LockAll(&d.Core, "submit", t.locked); err != nil {
+		return ascendrt.Point{}, 0, err
 	}
-	t.locked = locked
-	for _, x := range locked {
-		x.submit.Lock()
-	}
-	defer func() {
-		for _, x := range locked {
-			x.submit.Unlock()
-		}
-	}()
-	for _, x := range locked {
-		if x.stopped {
-			return ascendrt.Point{}, 0, invalid("submit", "a stream was closed before", ascendrt.ErrClosed)
-		}
-	}
+	defer base.UnlockAll(t.locked)
 	var p ascendrt.Point
 	for i, x := range t.streams {
 		seq := x.seq.Add(1)
@@ -118,7 +100,7 @@ func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 		t.Record(recSignal, 0, x.word, seq)
 	}
 	for _, g := range t.graphs {
-		g.launched(p)
+		g.Launched(p)
 	}
 	if rerr := d.replay(s.raw, t.Words); rerr != nil {
 		var e *ascendrt.Error
@@ -212,9 +194,7 @@ func (d *device) takeWord() (*uint64, uint64, error) {
 
 // Stop refuses further submissions and gives the last sequence number.
 func (s *stream) Stop() uint64 {
-	s.submit.Lock()
-	defer s.submit.Unlock()
-	s.stopped = true
+	s.Shut(nil)
 	return s.seq.Load()
 }
 

@@ -189,23 +189,7 @@ func (g *graph) Update(u []ascendrt.Slot) error {
 
 // set applies one slot value to the node's arguments.
 func (x *node) set(v ascendrt.Slot) error {
-	infos := x.op.slots
-	if v.Slot < 0 || v.Slot >= len(infos) {
-		return fmt.Errorf("slot %d does not exist", v.Slot)
-	}
-	if infos[v.Slot].Kind == ascendrt.SlotInts {
-		for len(x.slots) <= v.Slot {
-			x.slots = append(x.slots, nil)
-		}
-		x.slots[v.Slot] = slices.Clone(v.I64)
-		return nil
-	}
-	t := &x.args[v.Slot-(len(infos)-len(x.args))]
-	if !v.Addr.Valid() || v.Addr.Len < t.Bytes() {
-		return fmt.Errorf("slot %s: the new place is shorter than the tensor", infos[v.Slot].Name)
-	}
-	t.View = v.Addr
-	return nil
+	return base.SetSlot(x.op.slots, x.args, (*[][]int64)(&x.slots), v)
 }
 
 func (g *graph) Close() error {

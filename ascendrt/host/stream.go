@@ -1,7 +1,6 @@
 package host
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"runtime"
@@ -31,7 +30,7 @@ type stream struct {
 	opts ascendrt.StreamOptions
 	ref  ascendrt.Ref
 
-	submit sync.Mutex // held over a submission: buffers never interleave
+	base.Gate
 
 	mu      sync.Mutex
 	queue   []item
@@ -228,7 +227,7 @@ func (s *stream) afterPoint(seq uint64, fn func()) {
 	s.mu.Unlock()
 }
 
-// push appends the items of one submission; the caller holds s.submit, so the
+// push appends the items of one submission; the caller holds the gate, so the
 // queue is not ended meanwhile.
 func (s *stream) push(items []item) {
 	s.mu.Lock()
@@ -261,23 +260,10 @@ func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 		}
 	}
 	locked := slices.Clone(used)
-	slices.SortFunc(locked, func(a, b *stream) int { return cmp.Compare(a.ref, b.ref) })
-	for _, t := range locked {
-		t.submit.Lock()
+	if err := base.LockAll(&s.d.Core, "submit", locked); err != nil {
+		return ascendrt.Point{}, 0, err
 	}
-	defer func() {
-		for _, t := range locked {
-			t.submit.Unlock()
-		}
-	}()
-	for _, t := range used {
-		t.mu.Lock()
-		stopped := t.stopped
-		t.mu.Unlock()
-		if stopped {
-			return ascendrt.Point{}, 0, invalid("submit", "a stream was closed before", ascendrt.ErrClosed)
-		}
-	}
+	defer base.UnlockAll(locked)
 	queues := make([][]item, len(used))
 	at := 0
 	for _, x := range nodes {
@@ -353,11 +339,11 @@ func (s *stream) forget(ch <-chan struct{}) {
 
 // endQueue lets the goroutine end once the queue is empty.
 func (s *stream) endQueue() {
-	s.submit.Lock()
-	s.mu.Lock()
-	s.stopped = true
-	s.mu.Unlock()
-	s.submit.Unlock()
+	s.Shut(func() {
+		s.mu.Lock()
+		s.stopped = true
+		s.mu.Unlock()
+	})
 	select {
 	case s.wake <- struct{}{}:
 	default:

@@ -175,3 +175,78 @@ func TestHandleAndWrap(t *testing.T) {
 	require.Equal(t, wrapped, c.Wrap("again", 4, wrapped), "an error with a class stays")
 	require.ErrorIs(t, c.Wrap("copy", 0, errors.New("odd")), ascendrt.ErrInvalid)
 }
+
+type gated struct {
+	Gate
+	ref ascendrt.Ref
+}
+
+func (g *gated) Ref() ascendrt.Ref { return g.ref }
+
+func TestLockAll(t *testing.T) {
+	c := newCore(ascendrt.OpenOptions{})
+	a, b := &gated{ref: 2}, &gated{ref: 1}
+	both := []*gated{a, b}
+	require.NoError(t, LockAll(c, "submit", both))
+	require.Equal(t, []*gated{b, a}, both, "in the order of their refs")
+	require.False(t, a.mu.TryLock())
+	UnlockAll(both)
+	ran := false
+	a.Shut(func() { ran = true })
+	require.True(t, ran)
+	require.ErrorIs(t, LockAll(c, "submit", both), ascendrt.ErrClosed)
+	require.True(t, b.mu.TryLock(), "nothing stays locked")
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		one := both[:1]
+		_ = LockAll(c, "submit", one[:0])
+		UnlockAll(one[:0])
+	}))
+}
+
+func TestSlots(t *testing.T) {
+	infos := []ascendrt.SlotInfo{{Name: "lens", Kind: ascendrt.SlotInts}, {Name: "x", Kind: ascendrt.SlotAddr}}
+	args := []ascendrt.Tensor{ascendrt.NewTensor(ascendrt.View{Addr: 64, Len: 16, Max: 16}, ascendrt.Float32, 1, 4)}
+	var ints [][]int64
+	require.NoError(t, SetSlot(infos, args, &ints, ascendrt.Slot{Slot: 0, I64: []int64{3}}))
+	require.Equal(t, [][]int64{{3}}, ints)
+	require.ErrorContains(t, SetSlot(infos, args, nil, ascendrt.Slot{Slot: 0, I64: []int64{3}}), "slot lens: this device reads its tensor")
+	to := ascendrt.View{Addr: 128, Len: 16, Max: 16}
+	require.NoError(t, SetSlot(infos, args, nil, ascendrt.Slot{Slot: 1, Addr: to}))
+	require.Equal(t, to, args[0].View)
+	to.Len = 8
+	require.ErrorContains(t, SetSlot(infos, args, nil, ascendrt.Slot{Slot: 1, Addr: to}), "slot x: the new place is shorter")
+	for _, slot := range []int{-1, 2} {
+		require.ErrorContains(t, SetSlot(infos, args, &ints, ascendrt.Slot{Slot: slot}), "does not exist")
+	}
+
+	record := make([]uint64, HeaderWords+2)
+	require.NoError(t, SetWord(record, ascendrt.Slot{Slot: 1, I64: []int64{-1}}))
+	require.Equal(t, ^uint64(0), record[HeaderWords+1])
+	for _, s := range []ascendrt.Slot{{Slot: 2, I64: []int64{1}}, {Slot: -1, I64: []int64{1}}, {Slot: 0}} {
+		require.ErrorContains(t, SetWord(record, s), "2 argument words")
+	}
+}
+
+func TestGraphClosesOnce(t *testing.T) {
+	c := newCore(ascendrt.OpenOptions{})
+	require.NoError(t, c.Take(Graphs))
+	q := &queue{done: 1}
+	var g Graph
+	g.Launched(ascendrt.Point{Stream: q, Seq: 1})
+	g.Launched(ascendrt.Point{Stream: q, Seq: 2})
+	var ran []string
+	note := func(s string) func() { return func() { ran = append(ran, s) } }
+	ref := c.Refs.Add(&g)
+	cleanup := runtime.AddCleanup(new(int), func(int) {}, 0)
+	for range 2 {
+		g.Close(c, ref, &cleanup, note("drop"), note("free"))
+	}
+	require.False(t, g.Open())
+	require.Equal(t, []string{"drop"}, ran, "it may still run")
+	q.done = 2
+	c.Reap()
+	require.Equal(t, []string{"drop", "free"}, ran)
+	var live ascendrt.Live
+	c.FillLive(&live)
+	require.Zero(t, live)
+}
