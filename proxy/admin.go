@@ -110,28 +110,49 @@ func (p *Proxy) changeInstances(do func(change, string) error) http.HandlerFunc 
 }
 
 func (p *Proxy) add(c change, addr string) error {
-	if _, ok := p.cfg.Pools[c.Pool]; !ok && c.Pool != "" {
-		return fmt.Errorf("there is no pool %q", printable(c.Pool, 40))
+	return p.begin(c.Type, Decoder{Addr: addr, Ranks: c.Ranks, Pool: c.Pool}, someTries)
+}
+
+// begin checks what is said of an instance and asks it until it is ready.
+func (p *Proxy) begin(kind string, d Decoder, how patience) error {
+	if _, ok := p.cfg.Pools[d.Pool]; !ok && d.Pool != "" {
+		return fmt.Errorf("there is no pool %q", printable(d.Pool, 40))
 	}
-	if c.Ranks < 0 || c.Ranks > 1024 {
-		return fmt.Errorf("%d ranks", c.Ranks)
+	if d.Ranks < 0 || d.Ranks > 1024 {
+		return fmt.Errorf("%d ranks", d.Ranks)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		return errors.New("the proxy is shutting down")
 	}
-	p.own.Go(func() { p.join(p.ctx, c.Type, Decoder{Addr: addr, Ranks: c.Ranks, Pool: c.Pool}) })
+	if j := p.joins[[2]string{kind, d.Addr}]; j != nil && j.d == d && j.how == whileInSet {
+		return nil // it is being asked
+	}
+	p.startJoin(kind, d, how)
 	return nil
 }
 
+// remove also ends the wait for an instance that is not ready yet.
 func (p *Proxy) remove(c change, addr string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if c.Type == "prefill" {
-		return p.router.RemovePrefiller(addr)
+	key := [2]string{c.Type, addr}
+	j := p.joins[key]
+	if j != nil {
+		j.cancel()
+		delete(p.joins, key)
 	}
-	return p.router.RemoveDecoder(addr)
+	var err error
+	if c.Type == "prefill" {
+		err = p.router.RemovePrefiller(addr)
+	} else {
+		err = p.router.RemoveDecoder(addr)
+	}
+	if j != nil && errors.Is(err, route.ErrInstanceUnknown) {
+		return nil
+	}
+	return err
 }
 
 func (p *Proxy) drain(c change, addr string) error {

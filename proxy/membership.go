@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/sluice-serving/sluice/proxy/route"
 )
 
 // Members is a set of instances, as the watched file holds it.
@@ -29,11 +30,50 @@ type MemberNumber struct {
 // readyTimeout bounds one readiness request to an instance that joins.
 const readyTimeout = 5 * time.Second
 
+// joining is an instance that is asked whether it is ready.
+type joining struct {
+	cancel context.CancelFunc
+	d      Decoder // of a Prefiller only the address
+	how    patience
+}
+
+// patience says how long an instance that is not ready is asked.
+type patience uint8
+
+const (
+	someTries  patience = iota // as often as is configured, then it is dropped
+	whileInSet                 // for as long as the set of instances has it: an engine may load its model for minutes
+)
+
+// joins are the instances that are not ready yet, by kind and address. They
+// are guarded by the proxy's lock.
+type joins map[[2]string]*joining
+
+// startJoin asks an instance until it is ready, from a goroutine of the
+// proxy's own; an earlier such wait for it ends. The lock is held.
+func (p *Proxy) startJoin(kind string, d Decoder, how patience) {
+	key := [2]string{kind, d.Addr}
+	if old := p.joins[key]; old != nil {
+		old.cancel()
+	}
+	ctx, cancel := context.WithCancel(p.ctx)
+	j := &joining{cancel: cancel, d: d, how: how}
+	p.joins[key] = j
+	p.own.Go(func() {
+		defer cancel()
+		p.join(ctx, kind, d, how)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.joins[key] == j {
+			delete(p.joins, key)
+		}
+	})
+}
+
 // join lets an instance join once it is ready: it answers GET /v1/models. It
-// is asked again at the interval of the configuration and given up after the
-// configured number of tries.
-func (p *Proxy) join(ctx context.Context, kind string, d Decoder) {
-	for try := range p.cfg.JoinTries {
+// is asked again at the interval of the configuration.
+func (p *Proxy) join(ctx context.Context, kind string, d Decoder, how patience) {
+	for try := 0; how == whileInSet || try < p.cfg.JoinTries; try++ {
 		if try > 0 && !sleep(ctx, p.cfg.JoinInterval) {
 			return
 		}
@@ -41,24 +81,36 @@ func (p *Proxy) join(ctx context.Context, kind string, d Decoder) {
 		_, ok := p.modelsOf(ready, d.Addr)
 		cancel()
 		if !ok {
+			if try+1 == p.cfg.JoinTries && ctx.Err() == nil {
+				p.cfg.Logger.Warn("an instance did not become ready", "kind", kind, "instance", d.Addr, "asked again", how == whileInSet)
+			}
 			continue
 		}
-		p.mu.Lock()
-		var err error
-		if kind == "prefill" {
-			err = p.router.AddPrefiller(d.Addr)
-		} else {
-			err = p.addDecoder(d)
-		}
-		p.mu.Unlock()
-		if err != nil {
+		err := p.joined(ctx, kind, d)
+		switch {
+		case err == nil:
+			p.cfg.Logger.Info("an instance joined", "kind", kind, "instance", d.Addr)
+		case ctx.Err() != nil: // it was removed meanwhile
+		case how == whileInSet && errors.Is(err, route.ErrInstanceEnding):
+			continue // its requests of before have to end first
+		default:
 			p.cfg.Logger.Warn("an instance could not join", "kind", kind, "instance", d.Addr, "err", err)
-			return
 		}
-		p.cfg.Logger.Info("an instance joined", "kind", kind, "instance", d.Addr)
 		return
 	}
-	p.cfg.Logger.Warn("an instance did not become ready and is dropped", "kind", kind, "instance", d.Addr)
+}
+
+// joined makes a ready instance one of the fleet, unless the wait for it was ended.
+func (p *Proxy) joined(ctx context.Context, kind string, d Decoder) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if kind == "prefill" {
+		return p.router.AddPrefiller(d.Addr)
+	}
+	return p.addDecoder(d)
 }
 
 func sleep(ctx context.Context, d time.Duration) bool {
@@ -119,30 +171,54 @@ func ReadMembers(src io.Reader) (Members, error) {
 	return m, m.Validate()
 }
 
-// reconcile makes the fleet that of the set.
+// reconcile makes the fleet that of the set. Who is listed and not there is
+// asked until it is ready; who is no longer listed is removed, or no longer
+// asked. A Decoder that is listed with another number of ranks is removed and
+// joins again when its requests have ended.
 func (p *Proxy) reconcile(m Members) {
-	s := p.Snapshot()
-	have := map[string]bool{}
-	for _, q := range s.Prefillers {
-		have["prefill "+q.Name] = !q.Draining
-		if !slices.Contains(m.Prefillers, q.Name) && !q.Draining {
-			p.logged("remove", p.remove(change{Type: "prefill"}, q.Name))
+	want := map[[2]string]Decoder{}
+	for _, a := range m.Prefillers {
+		want[[2]string{"prefill", a}] = Decoder{Addr: a}
+	}
+	for _, n := range m.Decoders {
+		want[[2]string{"decode", n.Addr}] = Decoder{Addr: n.Addr, Ranks: n.Ranks, Pool: n.Pool}
+	}
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return
+	}
+	for key, j := range p.joins {
+		if d, ok := want[key]; !ok || d != j.d {
+			j.cancel()
+			delete(p.joins, key)
 		}
+	}
+	p.mu.Unlock()
+	s := p.Snapshot()
+	there := map[[2]string]bool{}
+	keep := func(kind, addr string, draining, same bool) {
+		_, listed := want[[2]string{kind, addr}]
+		there[[2]string{kind, addr}] = listed && same && !draining
+		if (!listed || !same) && !draining {
+			p.logged("remove", p.remove(change{Type: kind}, addr))
+		}
+	}
+	for _, q := range s.Prefillers {
+		keep("prefill", q.Name, q.Draining, true)
 	}
 	for _, d := range s.Decoders {
-		have["decode "+d.Name] = !d.Draining
-		if !slices.ContainsFunc(m.Decoders, func(n MemberNumber) bool { return n.Addr == d.Name }) && !d.Draining {
-			p.logged("remove", p.remove(change{Type: "decode"}, d.Name))
-		}
+		ranks := want[[2]string{"decode", d.Name}].Ranks
+		keep("decode", d.Name, d.Draining, ranks == 0 || ranks == len(d.Ranks))
 	}
 	for _, a := range m.Prefillers {
-		if !have["prefill "+a] {
-			p.logged("add", p.add(change{Type: "prefill"}, a))
+		if key := [2]string{"prefill", a}; !there[key] {
+			p.logged("add", p.begin("prefill", want[key], whileInSet))
 		}
 	}
 	for _, n := range m.Decoders {
-		if !have["decode "+n.Addr] {
-			p.logged("add", p.add(change{Type: "decode", Ranks: n.Ranks, Pool: n.Pool}, n.Addr))
+		if key := [2]string{"decode", n.Addr}; !there[key] {
+			p.logged("add", p.begin("decode", want[key], whileInSet))
 		}
 	}
 }

@@ -177,6 +177,72 @@ func TestInstancesFile(t *testing.T) {
 	require.Equal(t, 503, c.post(chatPath, turnBody(1, "")).status)
 }
 
+// An instance of the set that is not ready is asked for as long as the set has
+// it, and no longer; one that is listed with other ranks joins again when its
+// requests have ended.
+func TestInstancesThatBecomeReadyLate(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "instances.yaml")
+	write := func(format string, args ...any) {
+		require.NoError(t, os.WriteFile(path+".new", fmt.Appendf(nil, format, args...), 0o600))
+		require.NoError(t, os.Rename(path+".new", path))
+	}
+	late, never := backendtest.New(), backendtest.New()
+	for _, b := range []*backendtest.Backend{late, never} { // addresses that are free again
+		require.NoError(t, b.Start(""))
+		b.Stop()
+	}
+	write("{}")
+	c := start(t, setup{change: func(cfg *Config) {
+		write("prefillers: [%s]\ndecoders: [{addr: %q}, {addr: %q, ranks: 2}, {addr: %q}]\n", cfg.Prefillers[0], cfg.Decoders[0].Addr, late.Addr, never.Addr)
+		cfg.InstancesFile, cfg.WatchEvery, cfg.JoinInterval, cfg.JoinTries = path, time.Millisecond, time.Millisecond, 2
+	}})
+	joins := func() int {
+		c.proxy.mu.Lock()
+		defer c.proxy.mu.Unlock()
+		return len(c.proxy.joins)
+	}
+	decoders := func() map[string]int {
+		out := map[string]int{}
+		for _, d := range c.proxy.Snapshot().Decoders {
+			if !d.Draining {
+				out[d.Name] = len(d.Ranks)
+			}
+		}
+		return out
+	}
+	require.Eventually(t, func() bool { return joins() == 2 }, 10*time.Second, time.Millisecond)
+	time.Sleep(50 * time.Millisecond) // many more tries than two
+	require.Equal(t, 2, joins())
+	require.NoError(t, late.Start(late.Addr))
+	t.Cleanup(late.Stop)
+	require.Eventually(t, func() bool { return decoders()[late.Addr] == 2 && joins() == 1 }, 10*time.Second, time.Millisecond)
+	write("prefillers: [%s]\ndecoders: [{addr: %q}, {addr: %q, ranks: 2}]\n", c.p[0].Addr, c.d[0].Addr, late.Addr)
+	require.Eventually(t, func() bool { return joins() == 0 }, 10*time.Second, time.Millisecond, "the one that is never ready is no longer asked")
+
+	h := newHang()
+	late.Set(func(b *backendtest.Backend) { b.Hook = on("d", h.serve(tokenEvent)) })
+	require.Equal(t, 200, c.admin("POST", "/instances/drain", fmt.Sprintf(`{"type":"decode","instances":%q}`, c.d[0].Addr), "secret").status)
+	stop := make(chan struct{})
+	var all sync.WaitGroup
+	all.Go(func() { c.postThen(stop, turnBody(1, streamTurn)) })
+	wait(t, h.came)
+	write("prefillers: [%s]\ndecoders: [{addr: %q, ranks: 3}]\n", c.p[0].Addr, late.Addr)
+	require.Eventually(t, func() bool { return joins() == 1 && len(decoders()) == 0 }, 10*time.Second, time.Millisecond)
+	stop <- struct{}{}
+	all.Wait()
+	require.Eventually(t, func() bool { return decoders()[late.Addr] == 3 && joins() == 0 }, 10*time.Second, time.Millisecond)
+
+	// A removal ends the wait for one that was added by hand.
+	require.Equal(t, 404, c.admin("POST", "/instances/remove", fmt.Sprintf(`{"type":"decode","instances":%q}`, never.Addr), "secret").status)
+	mute, err := net.Listen("tcp", never.Addr) // connects, and says nothing
+	require.NoError(t, err)
+	defer mute.Close()
+	require.Equal(t, 200, c.admin("POST", "/instances/add", fmt.Sprintf(`{"type":"decode","instances":%q}`, never.Addr), "secret").status)
+	require.Equal(t, 1, joins())
+	require.Equal(t, 200, c.admin("POST", "/instances/remove", fmt.Sprintf(`{"type":"decode","instances":%q}`, never.Addr), "secret").status)
+	require.Zero(t, joins())
+}
+
 // A tenant has so many requests at a time, some that wait, and 429 beyond.
 func TestTenantLimits(t *testing.T) {
 	c := start(t, setup{change: func(c *Config) { c.TenantConcurrency, c.TenantQueue, c.QueueTimeout = 1, 1, 10*time.Second }})

@@ -32,9 +32,10 @@ type Proxy struct {
 	mux     *http.ServeMux
 	posts   map[string]http.HandlerFunc // of the paths whose requests are turns
 
-	mu     sync.Mutex // guards router, pools, closed
+	mu     sync.Mutex // guards router, pools, joins, closed
 	router *route.Router
 	pools  map[string]*Backend // of the Decoders, by address
+	joins  joins
 	closed bool
 	turns  sync.WaitGroup // requests inside the handler
 
@@ -62,7 +63,7 @@ func New(cfg Config) (*Proxy, error) {
 		return nil, errors.New("a session store or membership is named and not opened")
 	}
 	cfg = cfg.withDefaults()
-	p := &Proxy{cfg: cfg, pools: map[string]*Backend{}, started: time.Now(), lookup: net.DefaultResolver.LookupHost}
+	p := &Proxy{cfg: cfg, pools: map[string]*Backend{}, joins: joins{}, started: time.Now(), lookup: net.DefaultResolver.LookupHost}
 	try := cfg.Unknown == UnknownTry || (cfg.Unknown == UnknownAuto && cfg.Placement == route.PlaceHash)
 	p.try = try
 	p.router = route.New(route.Config{

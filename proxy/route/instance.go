@@ -57,6 +57,9 @@ type DecoderSpec struct {
 var (
 	ErrInstanceExists  = errors.New("instance already known")
 	ErrInstanceUnknown = errors.New("instance not known")
+	// ErrInstanceEnding says that one of that name, described otherwise, has
+	// requests that have to end first.
+	ErrInstanceEnding = errors.New("instance still has requests of before")
 )
 
 // rank is the router's view of one rank of a Decoder.
@@ -157,6 +160,9 @@ func (r *Router) AddDecoder(spec DecoderSpec) error {
 		if d.draining && d.spec == spec {
 			d.draining, d.removed = false, false
 			return nil
+		}
+		if d.removed {
+			return fmt.Errorf("decoder %s: %w", spec.Name, ErrInstanceEnding)
 		}
 		return fmt.Errorf("decoder %s: %w", spec.Name, ErrInstanceExists)
 	}
