@@ -43,7 +43,8 @@ const (
 	// OpSwiGLU: y = silu(x[:, :F]) · x[:, F:]. Arguments x[N,2F], y[N,F].
 	OpSwiGLU OpKind = "swiglu"
 	// OpArgmax: index of the largest value of a row, the lowest one among
-	// equals; NaN is smaller than everything. Arguments x[N,D], y[N] (Int32).
+	// equals, and -1 for a row that holds a NaN; on Ascend, whose operator says
+	// nothing of it, such a row gives any index. Arguments x[N,D], y[N] (Int32).
 	OpArgmax OpKind = "argmax"
 	// OpGather: y[R,D] = x[rows[R]]. Arguments x[N,D], rows[R], y[R,D].
 	// A negative row gives zeros.

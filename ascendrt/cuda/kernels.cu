@@ -245,10 +245,11 @@ template<class T> __device__ void argmax(const T* x, i64 xs, int* y, i64 d) {
 	__shared__ float value[256];
 	__shared__ int index[256];
 	float best = 0.0f;
-	int at = -1;
-	for (i64 i = threadIdx.x; i < d; i += blockDim.x) {
+	int at = -1; // none yet; -2: a NaN
+	for (i64 i = threadIdx.x; i < d && at != -2; i += blockDim.x) {
 		float v = ld(x + blockIdx.x * xs + i);
-		if (v == v && (at < 0 || v > best)) best = v, at = (int)i;
+		if (v != v) at = -2;
+		else if (at < 0 || v > best) best = v, at = (int)i;
 	}
 	value[threadIdx.x] = best;
 	index[threadIdx.x] = at;
@@ -257,11 +258,11 @@ template<class T> __device__ void argmax(const T* x, i64 xs, int* y, i64 d) {
 		if (threadIdx.x < w) {
 			float v = value[threadIdx.x + w];
 			int i = index[threadIdx.x + w], j = index[threadIdx.x];
-			if (i >= 0 && (j < 0 || v > value[threadIdx.x] || (v == value[threadIdx.x] && i < j))) value[threadIdx.x] = v, index[threadIdx.x] = i;
+			if (j != -2 && i != -1 && (i == -2 || j == -1 || v > value[threadIdx.x] || (v == value[threadIdx.x] && i < j))) value[threadIdx.x] = v, index[threadIdx.x] = i;
 		}
 		__syncthreads();
 	}
-	if (threadIdx.x == 0) y[blockIdx.x] = index[0] < 0 ? 0 : index[0];
+	if (threadIdx.x == 0) y[blockIdx.x] = index[0] < 0 ? -1 : index[0];
 }
 
 #define KERNEL extern "C" __global__ void

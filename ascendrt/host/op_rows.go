@@ -204,10 +204,12 @@ func (s *opState) argmax() {
 			out := a[1].i32()
 			for r := range a[0].rows {
 				best, at := -inf32, 0
-				first := true
 				for i, v := range a[0].load(r, sc.f(0, a[0].row)) {
-					if v > best || first && v == best {
-						best, at, first = v, i, false
+					if v > best {
+						best, at = v, i
+					} else if v != v {
+						at = -1
+						break
 					}
 				}
 				out[r*a[1].stride] = int32(at)

@@ -374,7 +374,7 @@ func TestRowOperations(t *testing.T) {
 		tt, _ := r.floats(typ, ties, 4, 3)
 		best := r.empty(ascendrt.Int32, 4)
 		r.run(r.plan(ascendrt.OpSpec{Kind: ascendrt.OpArgmax, Type: typ, Attr: ascendrt.ArgmaxAttr{Dim: 3}}), tt, best)
-		require.Equal(t, []float32{1, 0, 0, 1}, r.read(best))
+		require.Equal(t, []float32{1, -1, 0, -1}, r.read(best))
 
 		// Rope over the parts of a fused projection, rows 48 apart.
 		fused, fv := r.floats(typ, normals(rng, 3*48), 3, 48)

@@ -43,7 +43,7 @@ type amounts struct{ sessions, turns, first, next, answer, seqs int }
 func (s *subject) amounts() amounts {
 	switch {
 	case s.Asked && !s.exact:
-		return amounts{7, 3, 100, 20, 40, 16}
+		return amounts{7, 3, 100, 20, 24, 16}
 	case s.Asked:
 		return amounts{7, 3, 300, 40, 24, 16}
 	}
@@ -155,7 +155,7 @@ func (s *subject) same(t *testing.T, talks []talk, from int, with func(session i
 			k.near(t, turn, got[i][turn])
 		}
 	}
-	require.GreaterOrEqual(t, equal, len(talks)*len(talks[0].want)*3/4, "answers that are the same token by token")
+	require.GreaterOrEqual(t, 2*equal, len(talks)*len(talks[0].want), "answers that are the same token by token")
 	t.Logf("%d of %d answers are the same", equal, len(talks)*len(talks[0].want))
 	var wants, noisy []identity.Answer
 	for i, answers := range round(m{"cache_salt": "wrong", "kv_noise": true}) {
@@ -166,7 +166,7 @@ func (s *subject) same(t *testing.T, talks []talk, from int, with func(session i
 
 // nearGap is by how much the log probability of a token may be below the most
 // likely one's that rounding has put in its place.
-const nearGap = 1.0
+const nearGap = 0.25
 
 // near requires that an answer leaves the reference where two tokens are about as
 // likely. What follows are answers to different questions.
