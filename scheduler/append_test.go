@@ -54,7 +54,7 @@ func (s several) SubConnectors() []connector.Scheduler { return s.parts }
 // what a step costs here.
 func learnt(s *Scheduler) {
 	s.cfg.Append.Overload = CompareRemote
-	g, err := NewGovernor(GovernorConfig{})
+	g, err := newGovernor(GovernorConfig{})
 	if err != nil {
 		panic(err)
 	}

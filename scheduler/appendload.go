@@ -10,7 +10,7 @@ import (
 // appendState is what the scheduler keeps for append attempts beside their
 // requests.
 type appendState struct {
-	governor *Governor // nil: attempts are not bounded
+	governor *governor // nil: attempts are not bounded
 	agreed   bool      // next holds for the next plan
 	next     Agreement
 	draining bool
@@ -36,7 +36,7 @@ func (a *appendState) start(c AppendConfig) error {
 		return nil
 	}
 	var err error
-	a.governor, err = NewGovernor(*c.Governor)
+	a.governor, err = newGovernor(*c.Governor)
 	return err
 }
 
@@ -70,7 +70,7 @@ func (s *Scheduler) Propose() Proposal {
 			context = max(context, int(r.total()))
 		}
 	}
-	return Proposal{Cap: g.Cap(decodes, context), Wants: wants}
+	return Proposal{Cap: g.cap(decodes, context), Wants: wants}
 }
 
 // SetAgreement binds the next plan to what the ranks of a group have agreed on.
@@ -115,14 +115,14 @@ func (s *Scheduler) beginAppends(b *budget, p *Plan) Agreement {
 func (s *Scheduler) endAppends(a Agreement, b *budget) {
 	if g := s.appends.governor; g != nil {
 		a.Chunk = a.Chunk || b.appends < a.Cap
-		g.Stepped(a)
+		g.stepped(a)
 	}
 }
 
 // observe shows the governor a measured step.
 func (s *Scheduler) observe(p *Plan, res *Result) {
 	if g := s.appends.governor; g != nil && res.Elapsed > 0 && res.Outcome == Computed {
-		g.Observe(WorkOf(p), res.Elapsed)
+		g.observe(WorkOf(p), res.Elapsed)
 	}
 }
 
@@ -156,7 +156,7 @@ func (s *Scheduler) localETA(suffix int32) time.Duration {
 		return 0
 	}
 	decodes, ahead, context := s.appendLoad()
-	return g.Takes(ahead+int(suffix), decodes, context)
+	return g.takes(ahead+int(suffix), decodes, context)
 }
 
 // appendLoad is the number of running requests that decode, and the append

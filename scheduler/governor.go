@@ -94,7 +94,7 @@ func (c GovernorConfig) validate(bad func(field, format string, args ...any)) {
 
 // Proposal is what one rank asks of the next step, before it is planned.
 type Proposal struct {
-	// Cap is the number of append tokens that the rank can bear.
+	// cap is the number of append tokens that the rank can bear.
 	Cap int32
 	// Wants is true if the rank has append tokens to compute.
 	Wants Want
@@ -110,7 +110,7 @@ const (
 
 // Agreement is what the ranks of a lock-step group agree on for one step.
 type Agreement struct {
-	// Cap is the number of append tokens that each rank may compute.
+	// cap is the number of append tokens that each rank may compute.
 	Cap int32
 	// Chunk is true if some rank will compute append tokens: the interval of
 	// every rank begins anew.
@@ -130,18 +130,18 @@ func Agree(proposals []Proposal) Agreement {
 	return a
 }
 
-// Governor chooses how many append tokens a step may have. It learns step
-// times from what is measured (StepFit); before it knows enough it allows a
+// governor chooses how many append tokens a step may have. It learns step
+// times from what is measured (stepFit); before it knows enough it allows a
 // small first chunk. It is deterministic, has no clock, and belongs to its
 // scheduler's goroutine.
-type Governor struct {
+type governor struct {
 	cfg   GovernorConfig
-	fit   StepFit
+	fit   stepFit
 	since int // steps since the last one with append tokens, of any rank
 }
 
-// NewGovernor makes a governor, or says what is wrong with the configuration.
-func NewGovernor(cfg GovernorConfig) (*Governor, error) {
+// newGovernor makes a governor, or says what is wrong with the configuration.
+func newGovernor(cfg GovernorConfig) (*governor, error) {
 	var err error
 	cfg.validate(func(field, format string, args ...any) {
 		if err == nil {
@@ -151,21 +151,21 @@ func NewGovernor(cfg GovernorConfig) (*Governor, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Governor{cfg: cfg.withDefaults(), since: math.MaxInt32}, nil
+	return &governor{cfg: cfg.withDefaults(), since: math.MaxInt32}, nil
 }
 
 // enough steps of each kind make the fit one to rely on.
 const enough = 8
 
-func (g *Governor) learned() bool {
-	nd, np := g.fit.Samples()
+func (g *governor) learned() bool {
+	nd, np := g.fit.samples()
 	return nd >= enough && np >= enough
 }
 
-// Cap is the number of append tokens that a step with so many decodes can
+// cap is the number of append tokens that a step with so many decodes can
 // bear; context is the number of tokens that its append tokens attend to.
 // Without decodes there is nobody to protect.
-func (g *Governor) Cap(decodes, context int) int32 {
+func (g *governor) cap(decodes, context int) int32 {
 	if decodes == 0 {
 		return int32(g.cfg.MaxTokens)
 	}
@@ -182,12 +182,12 @@ func (g *Governor) Cap(decodes, context int) int32 {
 // chunk is the size of an append chunk and the number of decode-only steps
 // that must follow it, such that the mean of the chunk's step and those steps
 // is the target.
-func (g *Governor) chunk(decodes, context int) (tokens, interval int) {
+func (g *governor) chunk(decodes, context int) (tokens, interval int) {
 	interval = g.cfg.Interval
 	if !g.learned() {
 		return g.cfg.FirstTokens, max(interval, 1)
 	}
-	m := g.fit.Model()
+	m := g.fit.model
 	base := m.decodeOnly(decodes)
 	slack := base * (g.cfg.TargetRatio - 1)
 	if g.cfg.TargetTPOT > 0 {
@@ -207,14 +207,14 @@ func (g *Governor) chunk(decodes, context int) (tokens, interval int) {
 	}
 }
 
-// Takes predicts how long so many append tokens take beside so many decodes,
+// takes predicts how long so many append tokens take beside so many decodes,
 // with the decode-only steps between their chunks. It is 0 until enough steps
 // were measured.
-func (g *Governor) Takes(tokens, decodes, context int) time.Duration {
+func (g *governor) takes(tokens, decodes, context int) time.Duration {
 	if !g.learned() {
 		return 0
 	}
-	m := g.fit.Model()
+	m := g.fit.model
 	own := m.append(float64(tokens), float64(tokens)*float64(context))
 	steps := 1.0
 	if decodes > 0 {
@@ -226,9 +226,9 @@ func (g *Governor) Takes(tokens, decodes, context int) time.Duration {
 	return time.Duration(min(s*1e9, math.MaxInt64/2))
 }
 
-// Stepped tells the governor that a step was planned, and whether any rank of
+// stepped tells the governor that a step was planned, and whether any rank of
 // the group has append tokens in it.
-func (g *Governor) Stepped(a Agreement) {
+func (g *governor) stepped(a Agreement) {
 	if a.Chunk {
 		g.since = 0
 	} else if g.since < math.MaxInt32 {
@@ -236,8 +236,5 @@ func (g *Governor) Stepped(a Agreement) {
 	}
 }
 
-// Observe takes the measured time of an applied step.
-func (g *Governor) Observe(w StepWork, elapsed time.Duration) { g.fit.Observe(w, elapsed.Seconds()) }
-
-// Model is what the governor believes about step times.
-func (g *Governor) Model() StepModel { return g.fit.Model() }
+// observe takes the measured time of an applied step.
+func (g *governor) observe(w StepWork, elapsed time.Duration) { g.fit.observe(w, elapsed.Seconds()) }

@@ -2,31 +2,31 @@ package scheduler
 
 import "math"
 
-// StepModel predicts how long a step takes, in seconds:
+// stepModel predicts how long a step takes, in seconds:
 //
 //	Base + Decode·decodes + Prefill·tokens + Context·Σcontext
 //
 // where tokens are those of rows that prefill and Σcontext is the sum, over
 // these tokens, of the tokens that they attend to.
-type StepModel struct {
+type stepModel struct {
 	Base, Decode, Prefill, Context float64
 }
 
-// StepWork is what a step asks of the device, in the terms of StepModel.
+// StepWork is what a step asks of the device, as far as its time hangs on that.
 type StepWork struct {
 	Decodes int     // rows that decode, one-token tails included
 	Prefill int     // tokens of the other rows
 	Context float64 // Σ over these tokens of the tokens they attend to
 }
 
-// Predict is the model's time of a step.
-func (m StepModel) Predict(w StepWork) float64 {
+// predict is the model's time of a step.
+func (m stepModel) predict(w StepWork) float64 {
 	return m.decodeOnly(w.Decodes) + m.append(float64(w.Prefill), w.Context)
 }
 
-func (m StepModel) decodeOnly(decodes int) float64 { return m.Base + m.Decode*float64(decodes) }
+func (m stepModel) decodeOnly(decodes int) float64 { return m.Base + m.Decode*float64(decodes) }
 
-func (m StepModel) append(tokens, context float64) float64 {
+func (m stepModel) append(tokens, context float64) float64 {
 	return m.Prefill*tokens + m.Context*context
 }
 
@@ -103,27 +103,24 @@ func (l *line) solve() (u, v float64) {
 	return u, v
 }
 
-// StepFit learns a StepModel from measured steps, while it is used. Steps
+// stepFit learns a stepModel from measured steps, while it is used. Steps
 // without prefill teach it Base and Decode, the others what prefill adds; each
 // kind forgets only by samples of its own kind, so that a long time without
 // one does not blur what is known of it. It is deterministic and allocates
 // nothing. The zero value knows nothing.
-type StepFit struct {
+type stepFit struct {
 	decode line
 	prefil line
-	model  StepModel
+	model  stepModel
 }
 
-// Samples is the number of decode-only steps and of steps with prefill that
+// samples is the number of decode-only steps and of steps with prefill that
 // were observed.
-func (f *StepFit) Samples() (decode, prefill int) { return f.decode.n, f.prefil.n }
+func (f *stepFit) samples() (decode, prefill int) { return f.decode.n, f.prefil.n }
 
-// Model is the present fit.
-func (f *StepFit) Model() StepModel { return f.model }
-
-// Observe takes the measured time of a step in seconds. Times that are not
+// observe takes the measured time of a step in seconds. Times that are not
 // positive and finite, and steps without work, are ignored.
-func (f *StepFit) Observe(w StepWork, seconds float64) {
+func (f *stepFit) observe(w StepWork, seconds float64) {
 	if !(seconds > 0) || math.IsInf(seconds, 0) || w.Decodes < 0 || w.Prefill < 0 {
 		return
 	}
