@@ -54,7 +54,7 @@ func (f *pointFlags) define(fs *pflag.FlagSet) {
 	fs.IntVar(&f.decoderTokens, "decoder-kv-tokens", 0, of+"KV pool of each Decoder (0: what suits the model)")
 	fs.StringVar(&f.commit, "commit", "", of+"commit that lines are marked with (default what the build recorded)")
 	fs.StringVar(&f.accept, "accept-commits", "", of+"commits beside it whose points in the results file count, separated by commas")
-	fs.StringVar(&f.shapes, "shapes", "", of+"others than the published: tails input/output, append-prefill-gpu prompt/output; separated by commas")
+	fs.StringVar(&f.shapes, "shapes", "", of+"others than the published: tails input/output; append-prefill-gpu prompt/output, with --sessions, --turns, and --arrival and --think as they were if a prompt took 1.085 s; separated by commas")
 	fs.StringVar(&f.rates, "rates", "", of+"with --shapes: requests a second, separated by commas")
 	fs.StringVar(&f.policies, "policies", "", of+"with --shapes: policies of tails, or arms of append-prefill-gpu, separated by commas")
 	fs.Float64Var(&f.seconds, "arrivals", 20, of+"seconds in which requests of tails arrive")
@@ -79,7 +79,7 @@ func (f *pointFlags) run(cmd *cobra.Command, b *benchFlags) error {
 	if cmd.Flags().Changed("repeat") {
 		repeats = b.repeat
 	}
-	list, err := f.list(table, b, repeats)
+	list, err := f.list(cmd, table, b, repeats)
 	if err != nil {
 		return err
 	}
@@ -139,14 +139,14 @@ func (f *pointFlags) print(out io.Writer, table string) error {
 }
 
 // list is the points that the flags ask for.
-func (f *pointFlags) list(table string, b *benchFlags, repeats int) ([]points.Point, error) {
+func (f *pointFlags) list(cmd *cobra.Command, table string, b *benchFlags, repeats int) ([]points.Point, error) {
 	groups := points.TailsGroups()
 	if table == points.AppendPrefill {
 		groups = points.AppendGroups()
 	}
 	if f.shapes != "" {
 		var err error
-		if groups, err = f.groups(table, b); err != nil {
+		if groups, err = f.groups(cmd, table, b); err != nil {
 			return nil, err
 		}
 	} else {
@@ -174,11 +174,17 @@ func (f *pointFlags) list(table string, b *benchFlags, repeats int) ([]points.Po
 }
 
 // groups are points of other shapes than the published ones.
-func (f *pointFlags) groups(table string, b *benchFlags) ([]points.Group, error) {
+func (f *pointFlags) groups(cmd *cobra.Command, table string, b *benchFlags) ([]points.Group, error) {
 	if b.model == "" {
 		return nil, errors.New("--shapes needs --model")
 	}
 	g := points.Group{Model: b.model, Seconds: f.seconds, Sessions: b.sessions, Turns: b.turns, Policies: []string{points.Strict, points.Hardened}, Rates: []float64{8}, Arms: points.Arms}
+	if cmd.Flags().Changed("arrival") {
+		g.Window = b.arrival
+	}
+	if cmd.Flags().Changed("think") {
+		g.Think = b.think
+	}
 	if f.policies != "" {
 		g.Policies = strings.Split(f.policies, ",")
 		g.Arms = g.Policies

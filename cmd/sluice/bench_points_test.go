@@ -77,7 +77,7 @@ func TestBenchMeasuresPointsAndResumes(t *testing.T) {
 func TestBenchMeasuresArms(t *testing.T) {
 	dir := t.TempDir()
 	results := filepath.Join(dir, "results.jsonl")
-	out, _, err := benched(t, "--preset", "append-prefill-gpu", "--device", "host", "--model", "random:tiny", "--shapes", "96/5", "--sessions", "3", "--turns", "3",
+	out, _, err := benched(t, "--preset", "append-prefill-gpu", "--device", "host", "--model", "random:tiny", "--shapes", "96/5", "--sessions", "3", "--turns", "3", "--arrival", "5s", "--think", "500ms",
 		"--repeat", "1", "--dir", dir, "--results", results, "--device-workers", "1", "--commit", "c0ffee", "--decoder-kv-tokens", "4096", "--engine-flags", "--model-runner 2")
 	require.NoError(t, err, out)
 	lines, err := points.Read(results)
@@ -100,7 +100,8 @@ func TestBenchMeasuresArms(t *testing.T) {
 	require.Equal(t, 4, strings.Count(out, "a warm follow-up is a hit"), "every Decoder is probed once")
 	require.Contains(t, out, "model runner 2, kv_consumer")
 	require.Contains(t, out, "engines with --model-runner 2")
-	require.Contains(t, out, "published times (2m0s of arrivals, 10s to think) are divided by")
+	require.Contains(t, out, "the times (5s of arrivals, 500ms to think) are divided by")
+	require.Contains(t, out, "append-prefill/tiny/3x3/5s-500ms/96-5/guarded/1: 9/9 valid")
 }
 
 // Decoders that do not come up beside each other are started one at a time: what

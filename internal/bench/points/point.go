@@ -1,6 +1,7 @@
 package points
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -46,6 +47,9 @@ type Point struct {
 	Sessions int    `json:"sessions,omitempty"`
 	Turns    int    `json:"turns,omitempty"`
 	Arm      string `json:"arm,omitempty"`
+
+	Window time.Duration `json:"window_ns,omitempty"` // over which sessions arrive, where a prompt takes as long as in the published run
+	Think  time.Duration `json:"think_ns,omitempty"`
 }
 
 // Case names the point without its repeat.
@@ -54,7 +58,11 @@ func (p *Point) Case() string {
 	if p.Table == Tails {
 		return fmt.Sprintf("%s/%s/%d-%d/%s/%s/%ss", p.Table, model, p.Input, p.Output, number(p.Rate), p.Policy, number(p.Seconds))
 	}
-	return fmt.Sprintf("%s/%s/%dx%d/%d-%d/%s", p.Table, model, p.Sessions, p.Turns, p.Prompt, p.Output, p.Arm)
+	times := ""
+	if p.Window != publishedWindow || p.Think != publishedThink {
+		times = fmt.Sprintf("/%v-%v", p.Window, p.Think)
+	}
+	return fmt.Sprintf("%s/%s/%dx%d%s/%d-%d/%s", p.Table, model, p.Sessions, p.Turns, times, p.Prompt, p.Output, p.Arm)
 }
 
 // Key names the point: two points with one key are the same measurement.
@@ -91,6 +99,7 @@ type Group struct {
 
 	Prompt          int // of append-prefill
 	Sessions, Turns int
+	Window, Think   time.Duration // 0: as published
 	Arms            []string
 	Repeats         int // at most; 0: as asked for
 }
@@ -105,6 +114,7 @@ func (g *Group) points(table string, repeats int) []Point {
 		p := Point{Table: table, Model: g.Model, Repeat: r + 1, Output: g.Output}
 		if table == AppendPrefill {
 			p.Prompt, p.Sessions, p.Turns = g.Prompt, g.Sessions, g.Turns
+			p.Window, p.Think = cmp.Or(g.Window, publishedWindow), cmp.Or(g.Think, publishedThink)
 			for _, arm := range g.Arms {
 				p.Arm = arm
 				out = append(out, p)

@@ -231,6 +231,8 @@ func TestMediansAndChecks(t *testing.T) {
 	var out bytes.Buffer
 	require.NoError(t, Print(&out, lines, Tails, Text))
 	require.Contains(t, out.String(), "on one X, KV by tcp, KV of 0 tokens at P and 0 at D; 2026-01-02 03:04 to 03:04, commit c0ffee")
+	require.Contains(t, out.String(), "1.700 (1.600–1.800)", "median, least and greatest of three")
+	require.Contains(t, out.String(), "queues")
 	require.Contains(t, out.String(), "MISS  qwen3-0.6b 1024/256 at 16 req/s, one-new-token-hardened")
 	out.Reset()
 	require.NoError(t, Print(&out, lines, AppendPrefill, Text))
@@ -247,7 +249,7 @@ func TestMediansAndChecks(t *testing.T) {
 
 func TestChecksOfArms(t *testing.T) {
 	at := func(arm string) Point {
-		return Point{Table: AppendPrefill, Model: Qwen, Prompt: 3072, Output: 9, Sessions: 90, Turns: 3, Arm: arm}
+		return Point{Table: AppendPrefill, Model: Qwen, Prompt: 3072, Output: 9, Sessions: 90, Turns: 3, Arm: arm, Window: publishedWindow, Think: publishedThink}
 	}
 	pd, guarded := line(at(ArmPD), 1, 1.0, 2, 0), line(at(ArmGuarded), 1, 1.05, 2, 0.2)
 	pd.TTFT.P95, guarded.TTFT.P95, guarded.Hits, guarded.Fallbacks = 1000, 150, 160, 20

@@ -139,7 +139,7 @@ func (r *Row) predictArm(steps *sim.Steps, a Assumed) ([]Figure, error) {
 	s := r.served(steps, a)
 	s.Prompt = r.PromptMs / 1e3
 	s.Load = sim.Conversations{
-		Count: r.Sessions, Rounds: r.Turns, Window: publishedWindow.Seconds() / r.Factor, ThinkTime: publishedThink.Seconds() / r.Factor,
+		Count: r.Sessions, Rounds: r.Turns, Window: r.Window.Seconds() / r.Factor, ThinkTime: r.Think.Seconds() / r.Factor,
 		PromptMin: max(1, r.Prompt-part(34)), PromptMax: r.Prompt, AddMin: part(40), AddMax: part(200), OutMin: r.Output, OutMax: r.Output, Seed: 19884,
 	}
 	if r.TokenBytes > 0 {

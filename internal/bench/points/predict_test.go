@@ -76,7 +76,7 @@ func TestPredictionsOfTails(t *testing.T) {
 func TestPredictionsOfArms(t *testing.T) {
 	var lines []Line
 	for _, arm := range Arms {
-		l := line(Point{Table: AppendPrefill, Model: "random:m", Prompt: 3072, Output: 9, Sessions: 30, Turns: 3, Arm: arm}, 1, 1, 1, 0)
+		l := line(Point{Table: AppendPrefill, Model: "random:m", Prompt: 3072, Output: 9, Sessions: 30, Turns: 3, Arm: arm, Window: publishedWindow, Think: publishedThink}, 1, 1, 1, 0)
 		l.Sizes = Sizes{PrefillerTokens: 160_000, DecoderTokens: 58_880, PrefillerStep: 3072, DecoderStep: 2048, Seqs: 64, Host: 1 << 30}
 		l.PromptMs, l.TokenBytes, l.Factor = 16, 1024, 1085.0/16
 		lines = append(lines, l)

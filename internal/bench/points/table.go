@@ -95,6 +95,14 @@ func (r *Row) Expected() float64 { return 1 - math.Exp(-r.Rate*r.TPOT.Mean/1e3) 
 
 func fixed(x float64, digits int) string { return strconv.FormatFloat(x, 'f', digits, 64) }
 
+// over writes a median with the least and the greatest of several repeats.
+func (r *Row) over(digits int, of func(*Figures) float64) string {
+	if len(r.Lines) == 1 {
+		return fixed(of(&r.Figures), digits)
+	}
+	return fmt.Sprintf("%s (%s–%s)", fixed(of(&r.Figures), digits), fixed(of(&r.Least), digits), fixed(of(&r.Most), digits))
+}
+
 func shape(model string) string { return strings.TrimPrefix(model, "random:") }
 
 // Columns of the tables, and below each what a row has there.
@@ -108,13 +116,18 @@ func (r *Row) perEvent() float64 { return float64(r.Tokens) / float64(max(r.Even
 
 func (r *Row) tailsCells() []string {
 	expected := "-"
-	if r.Piecewise+r.None > 0 {
+	switch {
+	case r.Piecewise+r.None == 0:
+	case r.Saturated():
+		expected = "queues"
+	default:
 		expected = fixed(100*r.Expected(), 2)
 	}
 	return []string{
 		shape(r.Model), fmt.Sprintf("%d/%d", r.Input, r.Output), number(r.Rate), r.Policy, strconv.Itoa(len(r.Lines)), fmt.Sprintf("%d/%d", r.Valid, r.Requests),
-		strconv.Itoa(r.Full), strconv.Itoa(r.Piecewise), strconv.Itoa(r.None), fixed(100*r.NonFullShare, 2), expected,
-		fixed(r.TPOT.Mean, 3), fixed(r.TPOT.P99, 3), fixed(r.ITL.P99, 3), fixed(r.TTFT.P50, 2), fixed(r.FullMs, 3), fixed(r.OtherMs, 3),
+		strconv.Itoa(r.Full), strconv.Itoa(r.Piecewise), strconv.Itoa(r.None), r.over(2, func(f *Figures) float64 { return 100 * f.NonFullShare }), expected,
+		r.over(3, func(f *Figures) float64 { return f.TPOT.Mean }), fixed(r.TPOT.P99, 3), r.over(3, func(f *Figures) float64 { return f.ITL.P99 }),
+		r.over(2, func(f *Figures) float64 { return f.TTFT.P50 }), fixed(r.FullMs, 3), fixed(r.OtherMs, 3),
 		fixed(r.perEvent(), 2), fixed(r.Client.SentP99Ms, 2), fixed(r.Client.TimerP99Ms, 2), fixed(r.Client.Processor, 2),
 	}
 }
@@ -151,8 +164,9 @@ func (r *Row) appendCells(rows []Row) []string {
 	}
 	return []string{
 		shape(r.Model), strconv.Itoa(r.Prompt), strconv.Itoa(r.Output), r.Arm, strconv.Itoa(len(r.Lines)), fmt.Sprintf("%d/%d", r.Valid, r.Requests),
-		fixed(r.TotalS, 3), fixed(float64(r.Lines[0].Valid)/r.TotalS, 2), fixed(r.OutputPS, 1), fixed(r.TTFT.P50, 1), fixed(r.TTFT.P95, 1),
-		fixed(r.TPOT.P50, 3), fixed(r.TPOT.P95, 3), strconv.Itoa(r.Hits), strconv.Itoa(r.Fallbacks), fixed(r.QueuePeak, 0), fixed(100*r.NonFullShare, 1),
+		r.over(3, func(f *Figures) float64 { return f.TotalS }), fixed(float64(r.Lines[0].Valid)/r.TotalS, 2), fixed(r.OutputPS, 1),
+		fixed(r.TTFT.P50, 1), r.over(1, func(f *Figures) float64 { return f.TTFT.P95 }),
+		fixed(r.TPOT.P50, 3), r.over(3, func(f *Figures) float64 { return f.TPOT.P95 }), r.over(0, func(f *Figures) float64 { return float64(f.Hits) }), strconv.Itoa(r.Fallbacks), fixed(r.QueuePeak, 0), fixed(100*r.NonFullShare, 1),
 		fixed(r.FullMs, 3), fixed(r.OtherMs, 3), fixed(r.PrefillTokens, 0), as, strconv.Itoa(contradictions), fixed(r.PromptMs, 2), fixed(r.Factor, 2),
 		fixed(r.Client.SentP99Ms, 2), fixed(r.Client.Processor, 2),
 	}
