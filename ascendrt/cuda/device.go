@@ -47,6 +47,7 @@ type device struct {
 	nextWord int
 
 	kernels kernels
+	lists   copyLists
 	fused   fused
 	blas    blas
 }

@@ -330,6 +330,7 @@ func (d *device) ipcImport(h []byte) (uint64, error) {
 	if C.sl_ipc_import(d.ctx, (*C.uchar)(&h[0]), &p, &e) != 0 {
 		return 0, d.failed("", &e)
 	}
+	d.wantLists()
 	return uint64(p), nil
 }
 

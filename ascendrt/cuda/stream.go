@@ -79,6 +79,8 @@ func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 	t := translators.Get().(*translator)
 	defer translators.Put(t)
 	t.reset(d, s, submitting)
+	var p ascendrt.Point
+	defer func() { t.endLists(p) }()
 	n, err := t.translate(c)
 	if err != nil && n == 0 {
 		return ascendrt.Point{}, 0, err
@@ -88,7 +90,6 @@ func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 		return ascendrt.Point{}, 0, err
 	}
 	defer base.UnlockAll(t.locked)
-	var p ascendrt.Point
 	for i, x := range t.streams {
 		seq := x.seq.Add(1)
 		if i == 0 {

@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/arena"
 	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
 	"github.com/sluice-serving/sluice/ascendrt/internal/memory"
@@ -26,6 +27,9 @@ type translator struct {
 	current *stream
 	graphs  []*graphState
 	slots   base.Slots
+	lists   []arena.Piece // that kernels of this submission read
+	small   copies        // of the batch in hand: those for a kernel
+	large   copies        // and the others
 
 	// Of a capture only.
 	updatable []ascendrt.OpRef
@@ -45,7 +49,7 @@ var translators = sync.Pool{New: func() any { return new(translator) }}
 
 func (t *translator) reset(d *device, s *stream, m mode) {
 	*t = translator{d: d, mode: m, Records: base.Records{Words: t.Words[:0]}, streams: append(t.streams[:0], s), locked: t.locked[:0], current: s,
-		graphs: t.graphs[:0], slots: t.slots[:0], args: t.args[:0]}
+		graphs: t.graphs[:0], slots: t.slots[:0], lists: t.lists[:0], small: t.small, large: t.large, args: t.args[:0]}
 }
 
 // launch appends a kernel launch with 8-byte parameters.
@@ -215,17 +219,24 @@ func (t *translator) copy(dst, src uint64, n int) error {
 	return nil
 }
 
-func (t *translator) direction(dst, src uint64, n int) (uint32, error) {
-	to, err := t.memory(dst, n)
-	if err != nil {
-		return 0, fmt.Errorf("destination: %w", err)
+// ends looks up both sides of a copy.
+func (t *translator) ends(dst, src uint64, n int) (to, from *memory.Alloc, err error) {
+	if to, err = t.memory(dst, n); err != nil {
+		return nil, nil, fmt.Errorf("destination: %w", err)
 	}
-	from, err := t.memory(src, n)
-	if err != nil {
-		return 0, fmt.Errorf("source: %w", err)
+	if from, err = t.memory(src, n); err != nil {
+		return nil, nil, fmt.Errorf("source: %w", err)
 	}
 	if dst < src+uint64(n) && src < dst+uint64(n) {
-		return 0, fmt.Errorf("source and destination overlap: %w", ascendrt.ErrInvalid)
+		return nil, nil, fmt.Errorf("source and destination overlap: %w", ascendrt.ErrInvalid)
+	}
+	return to, from, nil
+}
+
+func (t *translator) direction(dst, src uint64, n int) (uint32, error) {
+	to, from, err := t.ends(dst, src, n)
+	if err != nil {
+		return 0, err
 	}
 	switch {
 	case to.Host && from.Host:
@@ -241,22 +252,46 @@ func (t *translator) direction(dst, src uint64, n int) (uint32, error) {
 }
 
 func (t *translator) batch(p []uint64) error {
-	var dst, src, size []uint64
+	t.small.reset()
+	t.large.reset()
 	for ; len(p) >= 4; p = p[4:] {
 		if p[2] == 0 {
 			continue
 		}
-		if _, err := t.direction(p[0], p[1], int(p[2])); err != nil {
+		to, from, err := t.ends(p[0], p[1], int(p[2]))
+		switch {
+		case err != nil:
 			return err
+		case fits(to, from, p[0], p[1], p[2]):
+			t.small.add(p)
+		default:
+			t.large.add(p)
 		}
-		dst, src, size = append(dst, p[0]), append(src, p[1]), append(size, p[2])
 	}
-	if len(dst) == 0 {
-		return nil
+	if done, err := t.list(&t.small); err != nil {
+		return err
+	} else if !done {
+		t.recordBatch(&t.small)
 	}
-	t.Record(recBatch, 3*len(dst), uint64(len(dst)))
-	t.Words = append(append(append(t.Words, dst...), src...), size...)
+	t.recordBatch(&t.large)
 	return nil
+}
+
+// recordBatch leaves copies to the copy engine.
+func (t *translator) recordBatch(c *copies) {
+	if n := len(c.dst); n > 0 {
+		t.Record(recBatch, 3*n, uint64(n))
+		t.Words = append(append(append(t.Words, c.dst...), c.src...), c.size...)
+	}
+}
+
+// copies are those of a batch.
+type copies struct{ dst, src, size []uint64 }
+
+func (c *copies) reset() { c.dst, c.src, c.size = c.dst[:0], c.src[:0], c.size[:0] }
+
+func (c *copies) add(p []uint64) {
+	c.dst, c.src, c.size = append(c.dst, p[0]), append(c.src, p[1]), append(c.size, p[2])
 }
 
 // raw translates a launch of a program's kernel.

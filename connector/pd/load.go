@@ -151,8 +151,6 @@ func (l *load) transfer(ctx context.Context) (failed []kvcache.BlockID, all bool
 
 // read copies one group's blocks, all its tensors.
 func (l *load) read(ctx context.Context, tp transport.Peer, c transport.Capability, remote []transport.RegionID, g int) ([]kvcache.BlockID, error) {
-	var segs []transport.Segment
-	var owner []int // block of each segment, as index
 	blocks := l.op.Blocks[g]
 	var failed []kvcache.BlockID
 	var err error
@@ -162,34 +160,60 @@ func (l *load) read(ctx context.Context, tp transport.Peer, c transport.Capabili
 			err = fmt.Errorf("peer holds no block for position %d of KV group %d", i, g)
 		}
 	}
+	rows := rowsOf(blocks, l.what.remote[g])
+	segs := make([]transport.Segment, 0, len(rows)*len(l.w.id.Regions))
 	for k, r := range l.w.id.Regions {
 		if r.Group != g {
 			continue
 		}
 		size := int64(r.BlockBytes)
-		for i, b := range blocks {
-			from := l.what.remote[g][i]
-			if from == kvcache.NullBlock {
-				continue
-			}
+		for _, x := range rows {
+			b, from := int64(blocks[x.first]), int64(l.what.remote[g][x.first])
 			segs = append(segs, transport.Segment{
-				Local: r.Memory.Region, Remote: remote[k], LocalOffset: int64(b) * size, RemoteOffset: int64(from) * size, Length: size,
+				Local: r.Memory.Region, Remote: remote[k], LocalOffset: b * size, RemoteOffset: from * size, Length: int64(x.count) * size,
 			})
-			owner = append(owner, i)
 		}
 	}
 	readErr := tp.Read(ctx, c, segs)
 	bad := make([]bool, len(blocks))
 	for _, s := range transport.FailedSegments(readErr, len(segs)) {
-		if i := owner[s]; !bad[i] {
-			bad[i] = true
-			failed = append(failed, blocks[i])
+		x := rows[s%len(rows)]
+		for i := x.first; i < x.first+x.count; i++ {
+			if !bad[i] {
+				bad[i] = true
+				failed = append(failed, blocks[i])
+			}
 		}
 	}
 	if readErr != nil {
 		err = readErr
 	}
 	return failed, err
+}
+
+// row is a run of positions whose blocks lie one after the other on both sides.
+type row struct{ first, count int }
+
+// maxRow bounds a row, since it fails as a whole.
+const maxRow = 64
+
+// rowsOf cuts positions into rows; those that the peer does not hold are in none.
+func rowsOf(ours, theirs []kvcache.BlockID) []row {
+	var out []row
+	for i, from := range theirs[:len(ours)] {
+		if from == kvcache.NullBlock {
+			continue
+		}
+		if n := len(out); n > 0 {
+			x := &out[n-1]
+			if last := x.first + x.count - 1; last == i-1 && x.count < maxRow && ours[last]+1 == ours[i] && theirs[last]+1 == from {
+				x.count++
+				continue
+			}
+		}
+		out = append(out, row{i, 1})
+	}
+	return out
 }
 
 // claim renews a lease and returns what it opens, per KV group.

@@ -143,8 +143,11 @@ func (p *peer) transfer(ctx context.Context, k kind, c transport.Capability, seg
 		}
 	}()
 	var total int64
+	var r *transport.Region // of the segment before, mostly the one of this
 	for i, s := range segs {
-		r := regions[s.Local]
+		if r == nil || r.ID != s.Local {
+			r = regions[s.Local]
+		}
 		if r == nil {
 			var err error
 			if r, err = p.t.regions.Acquire(s.Local); err != nil {

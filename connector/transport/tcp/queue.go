@@ -44,13 +44,17 @@ func (o *op) cut(segs []transport.Segment, regions map[transport.RegionID]*trans
 		}
 		c = &chunk{op: o, first: i, last: i}
 	}
+	var r *transport.Region
 	for i, s := range segs {
+		if r == nil || r.ID != s.Local {
+			r = regions[s.Local]
+		}
 		for at := int64(0); at < s.Length; {
 			if c.total == target || len(c.spans) == maxSegments || len(c.pieces) == maxSegments {
 				flush(i)
 			}
 			n := min(s.Length-at, target-c.total)
-			c.local(regions[s.Local], s.LocalOffset+at, n)
+			c.local(r, s.LocalOffset+at, n)
 			c.remote(s.Remote, s.RemoteOffset+at, n)
 			c.total += n
 			c.last = i

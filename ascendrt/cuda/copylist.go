@@ -1,0 +1,114 @@
+//go:build cgo && linux
+
+package cuda
+
+import (
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/arena"
+	"github.com/sluice-serving/sluice/ascendrt/internal/memory"
+)
+
+// A copy engine takes a microsecond or so for each copy, in which the memory moves
+// hundreds of kilobytes. A batch of many small copies within device memory is
+// therefore one kernel, which reads the list of them from pinned memory, where
+// memory of another process was imported: KV comes so, block by block.
+
+const (
+	listLeast   = 32        // copies; fewer are the engine's
+	listLargest = 512 << 10 // bytes of one copy; larger ones are the engine's
+	listPart    = 32 << 10  // bytes that a block of threads copies at a time
+	listThreads = 256
+	listWords   = 3 // of a copy: destination, source, bytes
+	listAlign   = 16
+)
+
+// copyLists is the kernel, once it is wanted, and the lists that it may still read.
+type copyLists struct {
+	once   sync.Once
+	kernel atomic.Pointer[kernel]
+
+	mu    sync.Mutex
+	inUse []usedList
+}
+
+type usedList struct {
+	until ascendrt.Point
+	piece arena.Piece
+}
+
+// settle gives back the lists whose kernels have run.
+func (l *copyLists) settle(d *device) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	keep := l.inUse[:0]
+	for _, u := range l.inUse {
+		if u.until.Done() {
+			d.pinned.Put(u.piece)
+		} else {
+			keep = append(keep, u)
+		}
+	}
+	clear(l.inUse[len(keep):])
+	l.inUse = keep
+}
+
+// wantLists loads the kernel. Without it every batch is the copy engine's.
+func (d *device) wantLists() {
+	d.lists.once.Do(func() {
+		k, err := d.kernels.get(d, "copy_list")
+		if err != nil {
+			d.log.Info("many small copies stay with the copy engine", "reason", err)
+			return
+		}
+		d.lists.kernel.Store(k)
+	})
+}
+
+// fits tells whether a copy can be one of a list.
+func fits(to, from *memory.Alloc, dst, src, n uint64) bool {
+	return !to.Host && !from.Host && (dst|src|n)%listAlign == 0 && n <= listLargest
+}
+
+// list translates copies that all fit. It reports false if they are the copy
+// engine's.
+func (t *translator) list(c *copies) (bool, error) {
+	k, n := t.d.lists.kernel.Load(), len(c.dst)
+	if k == nil || n < listLeast || t.mode != submitting {
+		return false, nil
+	}
+	t.d.lists.settle(t.d)
+	piece, err := t.d.pinned.Get(8 * listWords * n)
+	if err != nil {
+		return false, nil // the engine needs none
+	}
+	t.lists = append(t.lists, piece)
+	words := unsafe.Slice((*uint64)(pointer(piece.Addr)), listWords*n)
+	most := uint64(0)
+	for i := range n {
+		words[listWords*i], words[listWords*i+1], words[listWords*i+2] = c.dst[i], c.src[i], c.size[i]
+		most = max(most, c.size[i])
+	}
+	parts := (most + listPart - 1) / listPart
+	units := uint64(n) * parts
+	grid := [3]int{int(min(units, uint64(max(1, t.d.info.ComputeUnits)))), 1, 1}
+	return true, t.launch(k, grid, listThreads, 0, piece.Addr, units, parts, listPart)
+}
+
+// endLists gives the lists back when the kernels that read them have run; the
+// zero point: at once.
+func (t *translator) endLists(p ascendrt.Point) {
+	if len(t.lists) == 0 {
+		return
+	}
+	l := &t.d.lists
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, x := range t.lists {
+		l.inUse = append(l.inUse, usedList{p, x})
+	}
+	t.lists = t.lists[:0]
+}
