@@ -72,6 +72,7 @@ type Caps struct {
 	SyncTimeout         bool       // the driver waits with a deadline of its own
 	RawKernels          bool       // LoadProgram works
 	BatchCopy           bool       // CopyBatch is one driver call
+	ListCopy            bool       // CopyBatch of many small copies within device memory runs at the memory's speed
 	IPCMemory           bool       // Export and Import work
 	IPCEvents           bool       // EventIPC works
 	PeerCopy            bool       // copies between devices work

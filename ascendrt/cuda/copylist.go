@@ -14,8 +14,8 @@ import (
 
 // A copy engine takes a microsecond or so for each copy, in which the memory moves
 // hundreds of kilobytes. A batch of many small copies within device memory is
-// therefore one kernel, which reads the list of them from pinned memory, where
-// memory of another process was imported: KV comes so, block by block.
+// therefore one kernel, which reads the list of them from pinned memory: KV comes
+// and goes so, block by block.
 
 const (
 	listLeast   = 32        // copies; fewer are the engine's
@@ -56,7 +56,7 @@ func (l *copyLists) settle(d *device) {
 	l.inUse = keep
 }
 
-// wantLists loads the kernel. Without it every batch is the copy engine's.
+// wantLists loads the kernel, which may be to compile it. Without it every batch is the copy engine's.
 func (d *device) wantLists() {
 	d.lists.once.Do(func() {
 		k, err := d.kernels.get(d, "copy_list")
@@ -76,8 +76,13 @@ func fits(to, from *memory.Alloc, dst, src, n uint64) bool {
 // list translates copies that all fit. It reports false if they are the copy
 // engine's.
 func (t *translator) list(c *copies) (bool, error) {
-	k, n := t.d.lists.kernel.Load(), len(c.dst)
-	if k == nil || n < listLeast || t.mode != submitting {
+	n := len(c.dst)
+	if n < listLeast || t.mode != submitting {
+		return false, nil
+	}
+	t.d.wantLists()
+	k := t.d.lists.kernel.Load()
+	if k == nil {
 		return false, nil
 	}
 	t.d.lists.settle(t.d)

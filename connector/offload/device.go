@@ -22,10 +22,14 @@ type DeviceMover struct {
 // lane is one direction. One batch at a time is built; streams keep them in
 // order.
 type lane struct {
-	stream   ascendrt.Stream
-	mu       sync.Mutex
-	cmd      ascendrt.Commands
-	dst, src []ascendrt.View
+	stream    ascendrt.Stream
+	load      bool            // to the device
+	stage     ascendrt.Buffer // on the device; nil: none
+	mu        sync.Mutex
+	cmd       ascendrt.Commands
+	near, far []ascendrt.View // of a batch: on the device, on the host
+	rows      []ascendrt.View // of a batch: in the stage, piece by piece
+	runs      []ascendrt.View // and run by run
 }
 
 var _ Mover = (*DeviceMover)(nil)
@@ -42,7 +46,12 @@ func NewDeviceMover(dev ascendrt.Device, regions []ascendrt.Buffer) (*DeviceMove
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("%s stream: %w", role, err), m.Close())
 		}
-		m.lanes[i].stream = s
+		m.lanes[i].stream, m.lanes[i].load = s, i == 1
+		if dev.Caps().ListCopy {
+			if b, err := dev.Alloc(stageBytes, ascendrt.PlaceDefault); err == nil { // else it goes without
+				m.lanes[i].stage = b
+			}
+		}
 	}
 	return m, nil
 }
@@ -59,49 +68,64 @@ func (m *DeviceMover) Alloc(bytes int64) ([]byte, error) {
 
 // Save copies to the host.
 func (m *DeviceMover) Save(ctx context.Context, moves []Move) error {
-	return m.copy(ctx, &m.lanes[0], moves, func(v Move) (dst, src ascendrt.View) {
-		return m.host.Slice(int(v.Host), v.Bytes), m.regions[v.Region].Slice(int(v.Offset), v.Bytes)
-	})
+	return m.copy(ctx, &m.lanes[0], moves)
 }
 
 // Load copies to the device.
 func (m *DeviceMover) Load(ctx context.Context, moves []Move) error {
-	return m.copy(ctx, &m.lanes[1], moves, func(v Move) (dst, src ascendrt.View) {
-		return m.regions[v.Region].Slice(int(v.Offset), v.Bytes), m.host.Slice(int(v.Host), v.Bytes)
-	})
+	return m.copy(ctx, &m.lanes[1], moves)
 }
 
 // copy submits one batch and waits until the device has done it, also when ctx
 // ends before: a copy that was submitted cannot be taken back.
-func (m *DeviceMover) copy(ctx context.Context, l *lane, moves []Move, views func(Move) (dst, src ascendrt.View)) error {
+func (m *DeviceMover) copy(ctx context.Context, l *lane, moves []Move) error {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
 	}
 	if len(moves) == 0 {
 		return nil
 	}
-	p, err := m.submit(l, moves, views)
+	p, err := m.submit(l, moves)
 	if err != nil {
 		return err
 	}
 	return p.Wait(context.WithoutCancel(ctx))
 }
 
-func (m *DeviceMover) submit(l *lane, moves []Move, views func(Move) (dst, src ascendrt.View)) (ascendrt.Point, error) {
+func (m *DeviceMover) submit(l *lane, moves []Move) (ascendrt.Point, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.cmd.Reset()
-	l.dst, l.src = l.dst[:0], l.src[:0]
-	for _, v := range moves {
-		dst, src := views(v)
-		l.dst, l.src = append(l.dst, dst), append(l.src, src)
+	if l.stage != nil && gathers(moves) {
+		m.throughStage(l, moves)
+	} else {
+		m.straight(l, moves)
 	}
-	l.cmd.CopyBatch(l.dst, l.src)
 	if err := l.cmd.Err(); err != nil {
 		return ascendrt.Point{}, err
 	}
 	p, _, err := l.stream.Submit(&l.cmd)
 	return p, err
+}
+
+// copyAll appends one batch in the lane's direction: from the device to the host,
+// or back.
+func (l *lane) copyAll(device, host []ascendrt.View) {
+	if l.load {
+		l.cmd.CopyBatch(device, host)
+	} else {
+		l.cmd.CopyBatch(host, device)
+	}
+}
+
+// straight copies each move by itself.
+func (m *DeviceMover) straight(l *lane, moves []Move) {
+	l.near, l.far = l.near[:0], l.far[:0]
+	for _, v := range moves {
+		l.near = append(l.near, m.regions[v.Region].Slice(int(v.Offset), v.Bytes))
+		l.far = append(l.far, m.host.Slice(int(v.Host), v.Bytes))
+	}
+	l.copyAll(l.near, l.far)
 }
 
 // Close closes the streams and frees the memory.
@@ -111,6 +135,10 @@ func (m *DeviceMover) Close() error {
 		if s := m.lanes[i].stream; s != nil {
 			errs = append(errs, s.Close())
 			m.lanes[i].stream = nil
+		}
+		if b := m.lanes[i].stage; b != nil {
+			errs = append(errs, b.FreeAfter(ascendrt.Point{}))
+			m.lanes[i].stage = nil
 		}
 	}
 	if m.host != nil {

@@ -36,7 +36,9 @@ func newTier(p *pool) (*tier, error) {
 // a slot of the tier holds a block of all regions.
 func moves(s kvShape) []offload.Move {
 	var out []offload.Move
-	for slot, b := range order(s.blocks, 1) {
+	slots := order(s.blocks, 2)
+	for i, b := range order(s.blocks, 1) {
+		slot := int(slots[i] - 1)
 		for r := range s.regions() {
 			out = append(out, offload.Move{
 				Region: r, Offset: int64(b) * int64(s.bytes), Host: int64(slot*s.regions()+r) * int64(s.bytes), Bytes: s.bytes,
