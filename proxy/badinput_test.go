@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-serving/sluice/proxy/backendtest"
+	"github.com/sluice-serving/sluice/proxy/route"
 )
 
 // Bodies that cannot be read get a 4xx in the OpenAI shape, and no backend
@@ -48,6 +49,108 @@ func TestBadBodies(t *testing.T) {
 	}
 	c.wantLegs(0, 0, 0)
 	require.Equal(t, 200, c.post(chatPath, turnBody(1, "")).status)
+}
+
+// A gigabyte is refused by its length, before a byte of it is asked for; one
+// that does not tell its length, at the limit.
+func TestGigabyte(t *testing.T) {
+	c := start(t, setup{})
+	for _, expect := range []string{"", "Expect: 100-continue\r\n"} {
+		status, answer := c.raw("POST " + chatPath + " HTTP/1.1\r\nHost: x\r\n" + expect + "Content-Length: 1073741824\r\n\r\n")
+		require.Equal(t, 413, status)
+		require.Contains(t, reply{status: status, body: answer}.errorOf(t)["message"], "33554432")
+	}
+	conn, err := net.Dial("tcp", strings.TrimPrefix(c.url, "http://"))
+	require.NoError(t, err)
+	defer conn.Close()
+	_, err = io.WriteString(conn, "POST "+chatPath+" HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+	require.NoError(t, err)
+	piece := []byte("100000\r\n" + strings.Repeat("a", 1<<20) + "\r\n")
+	sent := 0
+	for err == nil && sent < 1<<30 {
+		_, err = conn.Write(piece)
+		sent += len(piece)
+	}
+	require.Less(t, sent, 256<<20, "the connection ends near the limit")
+	c.wantLegs(0, 0, 0)
+}
+
+// A session that is named twice in different ways is nobody's.
+func TestConflictingSessions(t *testing.T) {
+	c := start(t, setup{change: sources(route.SourceSessionHeader, route.SourceClaudeCode, route.SourceConversation)})
+	ask := func(headers ...string) reply {
+		req, err := http.NewRequest(http.MethodPost, c.url+chatPath, strings.NewReader(turnBody(1, `,"conversation_id":"c"`)))
+		require.NoError(t, err)
+		for i := 0; i < len(headers); i += 2 {
+			req.Header.Add(headers[i], headers[i+1])
+		}
+		resp, err := c.http.Do(req)
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		raw, err := io.ReadAll(resp.Body)
+		require.NoError(t, err)
+		return reply{resp.StatusCode, resp.Header, string(raw)}
+	}
+	for _, headers := range [][]string{
+		{"X-Session-ID", "a", "X-Session-ID", "b"}, {"X-Session-ID", "a", "X-Session-ID", ""}, {"X-Claude-Code-Session-Id", "a", "X-Claude-Code-Session-Id", "b"},
+		{"X-Session-ID", "a", "X-Parent-Session-ID", "b", "X-Parent-Session-ID", "c"},
+	} {
+		r := ask(headers...)
+		require.Equal(t, 400, r.status, headers)
+		require.Contains(t, r.errorOf(t)["message"], http.CanonicalHeaderKey(headers[len(headers)-2]))
+	}
+	c.wantLegs(0, 0, 0)
+	require.Equal(t, 200, ask("X-Session-ID", "a", "X-Session-ID", "a").status, "twice the same is one")
+	// Several sources may name several sessions: the first in order counts.
+	require.Equal(t, 200, ask("X-Session-ID", "a", "X-Claude-Code-Session-Id", "b").status)
+	c.wantLegs(1, 1, 1)
+}
+
+// Instances whose name leads nowhere are instances that cannot be reached, and
+// IPv6 literals are addresses like others.
+func TestHosts(t *testing.T) {
+	c := start(t, setup{change: func(cfg *Config) { cfg.Decoders[0].Addr = "nowhere.invalid:8000" }})
+	r := c.post(chatPath, turnBody(1, ""))
+	require.Equal(t, 502, r.status)
+	require.Contains(t, r.errorOf(t)["message"], "cannot be reached")
+	require.NotContains(t, r.body, "nowhere")
+
+	b := backendtest.New()
+	if err := b.Start("[::1]:0"); err != nil {
+		t.Skip("there is no IPv6 here: ", err)
+	}
+	t.Cleanup(b.Stop)
+	require.True(t, strings.HasPrefix(b.Addr, "[::1]:"))
+	c = start(t, setup{change: func(cfg *Config) { cfg.Prefillers[0], cfg.Decoders[0].Addr = b.Addr, b.Addr }})
+	for range 2 {
+		require.Equal(t, 200, c.post(chatPath, turnBody(1, ""), "X-Session-ID", "s").status)
+	}
+	require.Equal(t, "hit", c.traces(2)[1].Reason)
+	require.Len(t, b.Records(), 3)
+}
+
+// An answer that is compressed although none such was asked for cannot be read:
+// another instance may do better.
+func TestCompressedAnswers(t *testing.T) {
+	packed := func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Encoding", "gzip")
+		w.Header().Set("Content-Type", "application/json")
+		z := gzip.NewWriter(w)
+		_, _ = io.WriteString(z, decodeReply)
+		_ = z.Close()
+	}
+	for _, leg := range []string{"p", "d"} {
+		c := start(t, setup{backend: func(b *backendtest.Backend) { b.Hook = on(leg, packed) }})
+		r := c.post(chatPath, turnBody(1, ""))
+		require.Equal(t, 502, r.status, leg)
+		require.Contains(t, r.errorOf(t)["message"], `compressed its answer with "gzip"`)
+		require.Equal(t, "identity", c.p[0].Records()[0].Header.Get("Accept-Encoding"))
+	}
+	c := start(t, setup{decoders: 2, prefillers: 2})
+	c.d[0].Hook, c.p[1].Hook = on("d", packed), on("p", packed)
+	for range 4 {
+		require.Equal(t, 200, c.post(chatPath, turnBody(1, "")).status)
+	}
 }
 
 func TestChunkedBodyAboveLimit(t *testing.T) {
@@ -212,11 +315,14 @@ func TestSmuggling(t *testing.T) {
 		"folded":           fmt.Sprintf("Content-Length: %d\r\nX-A: b\r\n c\x00: d\r\n", len(body)),
 	} {
 		status, answer := c.raw("POST " + chatPath + " HTTP/1.1\r\nHost: x\r\n" + head + "\r\n" + body)
-		require.NotEqual(t, 200, status, "%s: %s", name, answer)
+		require.GreaterOrEqual(t, status, 400, "%s: %s", name, answer)
+		reply{status: status, body: answer}.errorOf(t)
 	}
 	c.wantLegs(0, 0, 0)
-	status, _ := c.raw("POST " + chatPath + " HTTP/1.1\r\nHost: x\r\nX-Big: " + strings.Repeat("a", 200_000) + "\r\n\r\n")
+	// A session id of a megabyte is longer than any header may be.
+	status, answer := c.raw("POST " + chatPath + " HTTP/1.1\r\nHost: x\r\nX-Session-ID: " + strings.Repeat("a", 1<<20) + "\r\n\r\n")
 	require.Equal(t, 431, status)
+	require.Contains(t, reply{status: status, body: answer}.errorOf(t)["message"], "Header Fields Too Large")
 	// Trailers are read and dropped.
 	status, _ = c.raw("POST " + chatPath + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\nTrailer: X-Session-ID\r\n\r\n" +
 		fmt.Sprintf("%x\r\n%s\r\n0\r\nX-Session-ID: s\r\n\r\n", len(body), body))

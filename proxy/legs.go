@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -52,6 +53,7 @@ func (x *exchange) send(ctx context.Context, c call) (*wire.Response, error) {
 	h := x.fields[:0]
 	add := func(name, value string) { h = append(h, wire.Field{Name: name, Value: value}) }
 	add("Content-Type", "application/json")
+	add("Accept-Encoding", "identity") // without it any coding would do
 	add("X-Request-Id", c.id)
 	switch {
 	case x.p.cfg.PassAuthorization:
@@ -77,6 +79,16 @@ func (x *exchange) send(ctx context.Context, c call) (*wire.Response, error) {
 	return x.p.pool.Do(ctx, &x.request)
 }
 
+// coded is the problem with an answer that is compressed although none such was
+// asked for; nil when it is not.
+func coded(resp *wire.Response, leg route.Leg) *openai.Error {
+	coding := resp.Header.Get("Content-Encoding")
+	if coding == "" || strings.EqualFold(coding, "identity") {
+		return nil
+	}
+	return openai.BadGateway("the %s compressed its answer with %q, which it was not asked to", roles[leg], printable(coding, 40))
+}
+
 // answerFrom sends a leg to a Decoder and relays its answer.
 func (x *exchange) answerFrom(c call, mode relayMode) result {
 	line := LegTrace{Leg: c.leg.String(), RequestID: c.id, Instance: c.target.Decoder, Rank: int(c.target.Rank)}
@@ -100,6 +112,9 @@ func (x *exchange) answerFrom(c call, mode relayMode) result {
 		}
 		defer resp.Close()
 		line.Status = resp.Status
+		if problem := coded(resp, c.leg); problem != nil {
+			return result{verdict: failed, reason: "error:encoding", problem: problem}
+		}
 		body := w.follow(resp, x.p.cfg.IdleTimeout)
 		if resp.Status != http.StatusOK {
 			raw, err := io.ReadAll(io.LimitReader(body, maxErrorBody))

@@ -244,7 +244,7 @@ func (p *Proxy) Serve(ctx context.Context, l net.Listener, grace time.Duration) 
 		if p.cfg.TLS != nil {
 			failed <- srv.ServeTLS(l, "", "")
 		} else {
-			failed <- srv.Serve(l)
+			failed <- srv.Serve(shaping{l})
 		}
 	}()
 	var err error

@@ -83,6 +83,7 @@ type exchange struct {
 	before   *kept  // of the session's last turn, to be read back
 	lastTurn *kept  // of this turn
 	respID   []byte // client-visible response id as a JSON string
+	twice    string // header of a session source that came with different values
 }
 
 // turn is the handler of an endpoint whose requests are routed.
@@ -199,12 +200,16 @@ func (x *exchange) read() (route.Query, *openai.Error) {
 		if x.session != "" {
 			q.HasSession, q.Session = true, route.KeyOf(x.tenant, x.session)
 			x.key = q.Session
-			if parent := x.r.Header.Get("X-Parent-Session-Id"); parent != "" {
+			if parent := x.Header("X-Parent-Session-Id"); parent != "" {
 				q.HasParent, q.Parent = true, route.KeyOf(x.tenant, parent)
 			}
 			q.FollowUp = x.p.try && x.at.prompt != "prompt" && hasAssistant(body.Raw(x.at.prompt))
 		} else {
 			x.chain(&q)
+		}
+		if x.twice != "" {
+			x.dropBody()
+			return route.Query{}, openai.BadRequest("", "the header %s is there twice, with different values", x.twice)
 		}
 		if q.HasSession || q.Chained {
 			q.Eligible = x.eligible()
@@ -299,10 +304,16 @@ func readAll(buf []byte, src io.Reader, expected int64) ([]byte, error) {
 
 // Header implements route.Request.
 func (x *exchange) Header(canonical string) string {
-	if v := x.r.Header[canonical]; len(v) > 0 {
-		return v[0]
+	v := x.r.Header[canonical]
+	if len(v) == 0 {
+		return ""
 	}
-	return ""
+	for _, other := range v[1:] {
+		if other != v[0] {
+			x.twice = canonical
+		}
+	}
+	return v[0]
 }
 
 // Member implements route.Request.

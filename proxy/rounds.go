@@ -186,6 +186,9 @@ func (x *exchange) prefillLeg(addr, id string, edits []splice.Edit) (params json
 	}
 	defer resp.Close()
 	line.Status = resp.Status
+	if problem := coded(resp, c.leg); problem != nil {
+		return nil, 0, result{verdict: failed, reason: "error:encoding", problem: problem}
+	}
 	kept := takeScratch()
 	defer kept.giveBack() // of the answer only copies are kept
 	body, err := readAll(kept.raw[:0], io.LimitReader(w.follow(resp, x.p.cfg.IdleTimeout), x.p.cfg.MaxAnswer+1), 0)
