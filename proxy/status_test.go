@@ -38,6 +38,18 @@ func browse(t *testing.T, url, name string, flags ...string) string {
 	return string(out)
 }
 
+// adminURL serves the admin surface.
+func (c *cluster) adminURL(token string) string {
+	c.t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(c.t, err)
+	srv := &http.Server{Handler: c.proxy.Admin(token)}
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(l) }()
+	c.t.Cleanup(func() { srv.Close(); <-done })
+	return "http://" + l.Addr().String()
+}
+
 // The status page shows instances, decisions and fallbacks to who has the
 // token, and nothing to who has not.
 func TestStatusPage(t *testing.T) {
@@ -49,13 +61,7 @@ func TestStatusPage(t *testing.T) {
 		b.Evict("<b>private</b>")
 	}
 	c.post(chatPath, turnBody(1, ""), "X-Session-ID", "<b>private</b>")
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	srv := &http.Server{Handler: c.proxy.Admin("secret")}
-	done := make(chan error, 1)
-	go func() { done <- srv.Serve(l) }()
-	t.Cleanup(func() { srv.Close(); <-done })
-	url := "http://" + l.Addr().String() + "/ui"
+	url := c.adminURL("secret") + "/ui"
 
 	page := browse(t, url+"#token=secret", "status-light")
 	require.Contains(t, page, c.d[0].Addr)
