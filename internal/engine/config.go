@@ -147,7 +147,7 @@ func parseStrict(what, s string, v any) error {
 	d := json.NewDecoder(bytes.NewReader([]byte(s)))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
-		return fmt.Errorf("%s: %w", what, err)
+		return fmt.Errorf("%s: %w", what, memberError(err, v))
 	}
 	if _, err := d.Token(); err != io.EOF {
 		return fmt.Errorf("%s: more than one JSON value", what)

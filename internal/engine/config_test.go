@@ -29,7 +29,7 @@ func TestParseConfigs(t *testing.T) {
 		require.ErrorContains(t, err, "additional-config", bad)
 	}
 	_, err = ParseKVTransfer(`{"kv_conector":"pd"}`)
-	require.ErrorContains(t, err, `kv-transfer-config: json: unknown field "kv_conector"`)
+	require.ErrorContains(t, err, `kv-transfer-config: there is no member "kv_conector"; did you mean "kv_connector"?`)
 }
 
 func TestValidate(t *testing.T) {
