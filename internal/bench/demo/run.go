@@ -23,7 +23,7 @@ import (
 
 const (
 	scrapeEvery    = 100 * time.Millisecond
-	requestTimeout = 60 * time.Second
+	requestTimeout = 10 * time.Minute // for what hangs: a slow machine with other work takes minutes for the queue of the baseline
 	settleTimeout  = 10 * time.Second // for blocks to be released after a run
 	decoderName    = "d0"
 )
