@@ -165,7 +165,9 @@ func ParsePeers(data []byte) ([]Peer, error) {
 func strict(data []byte, into any) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
-	if err := dec.Decode(into); err != nil {
+	if err := dec.Decode(into); err == io.EOF {
+		return errors.New("there is nothing to read; an array of rows is wanted, such as [{\"scheduled\":1,\"computed\":128,\"prefill\":129}]")
+	} else if err != nil {
 		return err
 	}
 	if _, err := dec.Token(); err != io.EOF {

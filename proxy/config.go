@@ -216,10 +216,10 @@ func (c Config) Validate() error {
 		seen[kind+addr] = kind
 	}
 	if len(c.Prefillers) == 0 && c.InstancesFile == "" && c.Membership == nil && c.MembershipURL == "" {
-		errs = append(errs, errors.New("no prefiller is given"))
+		errs = append(errs, errors.New("no prefiller is given: name hosts and ports, an instances file or a membership"))
 	}
 	if len(c.Decoders) == 0 && c.InstancesFile == "" && c.Membership == nil && c.MembershipURL == "" {
-		errs = append(errs, errors.New("no decoder is given"))
+		errs = append(errs, errors.New("no decoder is given: name hosts and ports, an instances file or a membership"))
 	}
 	for _, p := range c.Prefillers {
 		check("prefiller", p)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -106,7 +107,7 @@ the file has, so that they can be called again until every point is there.`,
 	f.Float64Var(&b.trace.gap, "gap", 60, "trace: seconds between the starts of sessions, where the trace does not say")
 	f.Uint64Var(&b.seed, "seed", 1, "seed of the generated workload")
 	f.StringVar(&b.vocab, "token-range", workload.TokenRange.String(), "ids of generated tokens, low-high")
-	f.IntVar(&b.sessions, "sessions", 24, "sessions: how many; trace: the first so many (default all)")
+	f.IntVar(&b.sessions, "sessions", 24, "sessions: how many; trace: the first so many, all without this flag")
 	f.IntVar(&b.turns, "turns", 3, "sessions: turns of each")
 	f.StringVar(&b.first, "first-len", "400-480", "sessions: length of the first input, low-high, in characters or tokens")
 	f.StringVar(&b.next, "next-len", "30-60", "sessions: length of later inputs, low-high")
@@ -228,6 +229,9 @@ func (b *benchFlags) folder() string {
 }
 
 func (b *benchFlags) options(cmd *cobra.Command) (*bench.Options, error) {
+	if u, err := url.Parse(b.url); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, fmt.Errorf("--url %q: give the server's base address, such as http://127.0.0.1:9000", b.url)
+	}
 	if b.apiKey == "" {
 		b.apiKey = os.Getenv("OPENAI_API_KEY")
 	}

@@ -36,12 +36,13 @@ var choices = map[string]map[string][]string{
 		"cudagraph-mode": {"NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"},
 		"device":         {"host", "cuda", "ascend"},
 		"dtype":          {"auto", "float32", "bfloat16"},
+		"log-level":      {"debug", "info", "warning", "error"},
 		"graph-policy":   {"one-new-token-hardened", "strict", "consumer-one-token", "one-new-token", "shape-only"},
 	},
 	"sim": {
 		"ids":     {"auto", "file", "session"},
 		"preset":  {"append-prefill", "shared-prompt", "ablations", "pools", "faults", "scale", "sessions", "tails"},
-		"profile": {"all", "pd", "reverse", "plain", "threshold", "guarded"},
+		"profile": {"all", "pd", "reverse", "plain", "threshold", "guarded", "no-governor", "no-leases", "no-overload", "no-wait"},
 	},
 	"up": {"device": {"host", "cuda", "ascend"}},
 }

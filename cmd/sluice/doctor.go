@@ -18,7 +18,10 @@ func newDoctorCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Try each device for a few seconds (copy, kernel, graph, timing) and say what to do about failures",
-		Args:  cobra.NoArgs,
+		Long: `Tries each device for a few seconds (copy, kernel, graph, timing) and says what to do about
+failures. A runtime that is not here is said and is no failure, unless --device names it. The exit
+status is 1 if a check failed.`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			list := backends.All()
 			if device != "" {
@@ -34,10 +37,23 @@ func newDoctorCmd() *cobra.Command {
 			if err == nil && failed > 0 {
 				err = fmt.Errorf("%d checks failed", failed)
 			}
+			if err == nil && device != "" {
+				err = anyDevice(ctx, list[0])
+			}
 			return err
 		},
 	}
 	cmd.Flags().StringVar(&device, "device", "", "only devices of this runtime: host, cuda, ascend")
 	cmd.Flags().DurationVar(&timeout, "timeout", 30*time.Second, "give up after this long")
 	return cmd
+}
+
+// anyDevice is an error if the runtime that was asked for has no device: what it
+// lacks has been printed.
+func anyDevice(ctx context.Context, b ascendrt.Backend) error {
+	r, err := b.Probe(ctx)
+	if err == nil && len(r.Devices) == 0 {
+		err = fmt.Errorf("%s has no device here", b.Name())
+	}
+	return err
 }

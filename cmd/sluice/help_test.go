@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -12,6 +13,8 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/sluice-serving/sluice/ascendrt/backends"
 )
 
 func output(t *testing.T, args ...string) string {
@@ -71,7 +74,53 @@ func TestHelpIsWhole(t *testing.T) {
 	}
 }
 
+// What is mistyped is told with where to look, and with what is there.
+func TestMistypedCommands(t *testing.T) {
+	for line, want := range map[string]string{
+		"serve --prot 1":                       "sluice serve --help",
+		"serve --port x":                       "sluice serve --help",
+		"serve more":                           "sluice serve --help",
+		"replay":                               "sluice replay --help",
+		"serv":                                 "serve",
+		"serve --log-level loud":               "give debug, info, warning or error",
+		"proxy --prot 1":                       "sluice proxy --help",
+		"proxy --prefiller-hosts a":            "1 prefiller hosts and 0 ports",
+		"sim --trace /dev/null --profile best": "there are pd, reverse, plain,",
+		"explain":                              "an array of rows is wanted",
+		"bench --url 127.0.0.1:1":              "http://",
+		"bench --preset best":                  "append-prefill-demo, overlap",
+		"serve --device tpu":                   "host, cuda, ascend",
+	} {
+		root := newRootCmd()
+		root.SetIn(strings.NewReader(""))
+		root.SetArgs(strings.Fields(line))
+		require.ErrorContains(t, root.ExecuteContext(t.Context()), want, line)
+	}
+}
+
+func TestLogLevels(t *testing.T) {
+	for text, want := range map[string]string{"debug": "debug", "info": "info", "warn": "warning", "warning": "warning", "ERROR": "error"} {
+		var l logLevel
+		require.NoError(t, l.Set(text))
+		require.Equal(t, want, l.String())
+	}
+}
+
+// A runtime that is asked for by name and has no device is a failure.
+func TestDoctorOfADeviceThatIsNotThere(t *testing.T) {
+	b, _, err := backends.Find("ascend")
+	require.NoError(t, err)
+	if r, err := b.Probe(t.Context()); err != nil || len(r.Devices) > 0 {
+		t.Skip("there is one here")
+	}
+	root := newRootCmd()
+	root.SetOut(io.Discard)
+	root.SetArgs([]string{"doctor", "--device", "ascend"})
+	require.ErrorContains(t, root.ExecuteContext(t.Context()), "ascend has no device here")
+}
+
 func TestVersion(t *testing.T) {
+	require.Equal(t, output(t, "version"), output(t, "--version"))
 	require.Regexp(t, `^sluice \S.* go1\.\d+\S* \w+/\w+\n$`, output(t, "version"))
 	for want, info := range map[string]debug.BuildInfo{
 		"devel":  {Main: debug.Module{Version: "(devel)"}},

@@ -36,13 +36,27 @@ func newRootCmd() *cobra.Command {
 		Short:         "A scheduler core for LLM serving engines, its proxy and its reference engine",
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		Version:       versionLine(),
 	}
+	root.SetVersionTemplate("sluice {{.Version}}\n")
+	root.SetFlagErrorFunc(withHelp)
 	for _, make := range commands {
 		cmd := make()
 		complete(cmd)
+		if args := cmd.Args; args != nil {
+			cmd.Args = func(cmd *cobra.Command, given []string) error { return withHelp(cmd, args(cmd, given)) }
+		}
 		root.AddCommand(cmd)
 	}
 	return root
+}
+
+// withHelp says of a mistake in what was typed where it is said what to type.
+func withHelp(cmd *cobra.Command, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w (%s --help lists what there is)", err, cmd.CommandPath())
 }
 
 func main() {

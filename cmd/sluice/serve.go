@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -27,7 +28,7 @@ func newServeCmd() *cobra.Command {
 		run                                                                       server.RunOptions
 		transfer, additional, refusal, graphMode, policy, generation, speculative string
 		prefix, noPrefix, async, noAsync, noise                                   bool
-		level                                                                     slog.Level
+		level                                                                     logLevel
 	)
 	cmd := &cobra.Command{
 		Use:   "serve",
@@ -37,8 +38,7 @@ func newServeCmd() *cobra.Command {
 
 In a cluster of Prefillers and Decoders --kv-transfer-config says the role and how KV
 moves; a Decoder appends to prefixes that it holds with --additional-config. SIGTERM
-drains. Exit status 75 means that the device is lost and a
-restart is needed.`,
+drains. Exit status 75 means that the device is lost and a restart is needed.`,
 		Example: `  sluice serve --port 8100 --kv-transfer-config '{"kv_connector":"pd","kv_role":"kv_producer"}'
   sluice serve --port 8200 --data-parallel-size 2 \
     --kv-transfer-config '{"kv_connector":"pd","kv_role":"kv_consumer"}' \
@@ -62,7 +62,7 @@ restart is needed.`,
 				run.Noise = server.NoiseAllowed
 			}
 			run.Out = cmd.OutOrStdout()
-			run.Logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
+			run.Logger = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: slog.Level(level)}))
 			if out := cmd.ErrOrStderr(); progress.IsTerminal(out) {
 				run.Capturing = captureBar(out)
 			}
@@ -110,10 +110,38 @@ restart is needed.`,
 	f.IntVar(&cfg.StepLines, "step-lines", 0, "lines of the last steps that each rank keeps for a dump (SIGQUIT, a broken invariant); 0: 4096 on the host device, none elsewhere; -1: none")
 	f.StringVar(&cfg.DumpDir, "dump-dir", "", "folder of dumps, for sluice replay (default the system's for temporary files)")
 	f.StringVar(&run.TraceFile, "trace-file", "", "append a JSON line per decision to this file")
-	f.TextVar(&level, "log-level", slog.LevelInfo, "least level of the log: debug, info, warn or error; debug has a line per append attempt")
+	f.Var(&level, "log-level", "least level of the log: debug, info, warning or error; debug has a line per append attempt")
 	f.DurationVar(&cfg.DrainTimeout, "drain-timeout", 30*time.Second, "how long running requests may go on after a stop")
 	f.BoolVar(&noise, "enable-kv-noise", false, "let requests with kv_noise run on KV that was overwritten: the control of identity checks")
 	return cmd
+}
+
+// logLevel is a flag's value with the names that the proxy's has too.
+type logLevel slog.Level
+
+func (l *logLevel) Type() string { return "string" }
+
+func (l *logLevel) String() string {
+	if slog.Level(*l) == slog.LevelWarn {
+		return "warning"
+	}
+	return strings.ToLower(slog.Level(*l).String())
+}
+
+func (l *logLevel) Set(s string) error {
+	switch strings.ToLower(s) {
+	case "debug":
+		*l = logLevel(slog.LevelDebug)
+	case "info":
+		*l = logLevel(slog.LevelInfo)
+	case "warning", "warn":
+		*l = logLevel(slog.LevelWarn)
+	case "error":
+		*l = logLevel(slog.LevelError)
+	default:
+		return errors.New("give debug, info, warning or error")
+	}
+	return nil
 }
 
 // captureBar shows on a terminal how many graphs of a rank are captured.

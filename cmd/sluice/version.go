@@ -33,14 +33,19 @@ func newVersionCmd() *cobra.Command {
 		Short: "Print the version, the commit, the Go version and the platform",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			v := "unknown"
-			if info, ok := debug.ReadBuildInfo(); ok {
-				v = version(info)
-			}
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "sluice %s %s %s/%s\n", v, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "sluice %s\n", versionLine())
 			return err
 		},
 	}
+}
+
+// versionLine is the version, Go's, and the platform.
+func versionLine() string {
+	v := "unknown"
+	if info, ok := debug.ReadBuildInfo(); ok {
+		v = version(info)
+	}
+	return fmt.Sprintf("%s %s %s/%s", v, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
 // version is the module's version, with the commit that the build recorded.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/sluice-serving/sluice/graphs"
 	"github.com/sluice-serving/sluice/kvcache"
@@ -41,7 +42,11 @@ var Ablated = []Profile{ProfileNoGovernor, ProfileNoLeases, ProfileNoOverload, P
 func ParseProfile(s string) (Profile, error) {
 	known := slices.Concat(Profiles, Ablated)
 	if !slices.Contains(known, Profile(s)) {
-		return "", fmt.Errorf("profile %q is unknown: there are %v", s, known)
+		var names []string
+		for _, p := range known {
+			names = append(names, string(p))
+		}
+		return "", fmt.Errorf("profile %q is unknown: there are %s", s, strings.Join(names, ", "))
 	}
 	return Profile(s), nil
 }

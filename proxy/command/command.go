@@ -96,13 +96,13 @@ The key for the backends comes from OPENAI_API_KEY.`,
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		args = proxy.JoinLists(args, listFlags...)
 		if err := cmd.Flags().Parse(args); err != nil {
-			return err
+			return fmt.Errorf("%w (%s --help lists what there is)", err, cmd.CommandPath())
 		}
 		if help, err := cmd.Flags().GetBool("help"); err == nil && help {
 			return cmd.Help()
 		}
 		if rest := cmd.Flags().Args(); len(rest) > 0 {
-			return fmt.Errorf("unexpected argument %q", rest[0])
+			return fmt.Errorf("unexpected argument %q (%s --help lists what there is)", rest[0], cmd.CommandPath())
 		}
 		if f.config == "" {
 			return f.run(cmd)
@@ -162,7 +162,7 @@ func (f *proxyFlags) define(fs *pflag.FlagSet) {
 	fs.IntVar(&f.Retry.Max, "max-retries", f.Retry.Max, "P/D rounds for one request, each on instances that have not failed it (default 3)")
 	fs.Float64Var(&f.retryDelay, "retry-delay", 0.001, "seconds before the second round, doubled for each later one")
 	fs.IntVar(&f.Join.Tries, "max-waiting-retries", f.Join.Tries, "times an instance that joins is asked whether it is ready (default 3)")
-	fs.Float64Var(&f.waitInterval, "waiting-retry-interval", 10, "seconds between them")
+	fs.Float64Var(&f.waitInterval, "waiting-retry-interval", 10, "seconds between two such questions to an instance that joins")
 	fs.Int64Var(&f.Limits.MaxBody, "max-body-bytes", f.Limits.MaxBody, "longest request body (default 32 MiB)")
 	fs.IntVar(&f.Limits.MaxConnections, "max-connections", f.Limits.MaxConnections, "client connections at a time; 0 is no bound")
 	fs.IntVar(&f.Limits.PerTenant, "tenant-concurrency", f.Limits.PerTenant, "requests of one API key at a time; 0 is no bound")
@@ -178,7 +178,7 @@ func (f *proxyFlags) define(fs *pflag.FlagSet) {
 	fs.StringVar(&f.Admin.Listen, "admin-listen", f.Admin.Listen, "host:port of the admin listener with the status page; none by default")
 	fs.StringVar(&f.Admin.TokenFile, "admin-token-file", f.Admin.TokenFile, "file with the admin listener's token (or SLUICE_ADMIN_TOKEN)")
 	fs.StringVar(&f.TLS.Cert, "tls-cert", f.TLS.Cert, "certificate of the proxy")
-	fs.StringVar(&f.TLS.Key, "tls-key", f.TLS.Key, "its key")
+	fs.StringVar(&f.TLS.Key, "tls-key", f.TLS.Key, "key of the proxy's certificate")
 	fs.StringVar(&f.TLS.BackendCA, "backend-ca", f.TLS.BackendCA, "speak TLS to the instances and trust this authority")
 	fs.StringVar(&f.Keys.ClientsFile, "api-keys-file", f.Keys.ClientsFile, "accept only these API keys: a key a line, or name=key")
 	fs.BoolVar(&f.Keys.Pass, "pass-authorization", f.Keys.Pass, "send the client's Authorization to the instances")

@@ -14,5 +14,5 @@ func ExampleNew() {
 	cmd.SetArgs([]string{"--prefiller-hosts", "p", "--prefiller-ports", "8100", "--check"})
 	fmt.Println(cmd.Execute())
 	// Output:
-	// no decoder is given
+	// no decoder is given: name hosts and ports, an instances file or a membership
 }
