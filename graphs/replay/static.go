@@ -69,6 +69,7 @@ func aligned(words int) int { return (words + 15) / 16 * 16 }
 type image struct {
 	buf   ascendrt.HostBuffer
 	words []int32
+	used  []int // by row: ids of its table that may not be padding
 	point ascendrt.Point
 	busy  bool
 }
@@ -114,7 +115,11 @@ func NewStatic(dev ascendrt.Device, c StaticConfig) (*Static, error) {
 			return nil, fmt.Errorf("pinned inputs: %w", err)
 		}
 		b := h.Bytes()
-		s.images = append(s.images, image{buf: h, words: unsafe.Slice((*int32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4)})
+		img := image{buf: h, words: unsafe.Slice((*int32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4), used: make([]int, r)}
+		for i := range img.used {
+			img.used[i] = w // the memory holds anything
+		}
+		s.images = append(s.images, img)
 	}
 	return s, nil
 }
@@ -183,9 +188,10 @@ func (s *Static) Stage(b Batch, dec graphs.Decision) (Staged, error) {
 			}
 			used = copy(row, b.Tables[i])
 		}
-		for j := used; j < len(row); j++ {
+		for j := used; j < img.used[i]; j++ {
 			row[j] = PadBlock
 		}
+		img.used[i] = used
 	}
 	if s.c.Padding == PadDummyRows && dec.Mode == graphs.Full && int(end) < t {
 		lens[r-1] += int32(t) - end

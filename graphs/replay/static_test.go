@@ -3,6 +3,7 @@ package replay
 import (
 	"context"
 	"math"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -49,6 +50,30 @@ func send(t *testing.T, stream ascendrt.Stream, g Staged) {
 	require.NoError(t, p.Wait(context.Background()))
 }
 
+// Tables of rows that get shorter and longer again, in images that are written in
+// turn, are padded to their ends.
+func TestPaddingOfTables(t *testing.T) {
+	const rows, width = 4, 9
+	s, dev, stream := newTestStatic(t, StaticConfig{MaxTokens: rows, MaxReqs: rows, TableWidth: width, InFlight: 3})
+	rng := rand.New(rand.NewPCG(1, 2))
+	for step := range 60 {
+		n := int32(1 + rng.IntN(rows))
+		b := fullBatch(n)
+		want := make([]int32, rows*width)
+		for i := range b.Tables {
+			b.Tables[i] = nil
+			for range rng.IntN(width + 1) {
+				b.Tables[i] = append(b.Tables[i], 1+rng.Int32N(100))
+			}
+			copy(want[i*width:], b.Tables[i])
+		}
+		g, err := s.Stage(b, graphs.Decision{Tokens: n, Reqs: n, PaddedTokens: rows, PaddedReqs: rows})
+		require.NoError(t, err)
+		send(t, stream, g)
+		require.Equal(t, want, on(t, dev, stream, s.Table, rows*width), "step %d", step)
+	}
+}
+
 func fullBatch(n int32) Batch {
 	var b Batch
 	for i := range n {
@@ -73,10 +98,12 @@ func TestPaddingValues(t *testing.T) {
 	for _, pad := range []Padding{PadZeroRows, PadDummyRows} {
 		s, dev, stream := newTestStatic(t, StaticConfig{MaxTokens: 8, MaxReqs: 8, TableWidth: 3, Padding: pad})
 		read := func(x ascendrt.Tensor, n int) []int32 { return on(t, dev, stream, x, n) }
-		g, err := s.Stage(fullBatch(8), decision(8, 8, 8, 1))
-		require.NoError(t, err)
-		send(t, stream, g)
-		g, err = s.Stage(fullBatch(2), decision(2, 4, 4, 1))
+		for range s.images { // a larger step stands in each of them
+			g, err := s.Stage(fullBatch(8), decision(8, 8, 8, 1))
+			require.NoError(t, err)
+			send(t, stream, g)
+		}
+		g, err := s.Stage(fullBatch(2), decision(2, 4, 4, 1))
 		require.NoError(t, err)
 		send(t, stream, g)
 

@@ -100,9 +100,9 @@ compare() {
 
 steps() {
 	part "$1" "$3" "$bin/steptime" --device cuda --model "$2" --modes "${MODES:-FULL}" --repeat "${REPEAT:-3}" --prefill "${PREFILL-1024,4096,12288}"
-	grep -E '^[a-z0-9.-]+,(decode|host|prefill),' "$log" >> "$out/steps.csv"
+	grep -E '^[a-z0-9.-]+,(decode|host[a-z-]*|prefill),' "$log" >> "$out/steps.csv"
 	row "$1" "$verdict" "$took" "$2: $(grep -cE ',(decode|host|prefill),' "$log") figures"
-	awk -F, '$2 == "decode" || $2 == "host" || $2 == "prefill" { printf "  %-12s %-8s %6s %-10s %10s %s\n", $1, $2, $3, $4, $5, $6 }' "$log" >> "$out/table.txt"
+	awk -F, '$2 == "decode" || $2 ~ /^host/ || $2 == "prefill" { printf "  %-12s %-8s %6s %-10s %10s %s\n", $1, $2, $3, $4, $5, $6 }' "$log" >> "$out/table.txt"
 }
 
 nvidia-smi --query-gpu=name,driver_version,clocks.sm --format=csv,noheader 2>/dev/null | tee -a "$out/table.txt"

@@ -110,8 +110,10 @@ type rig struct {
 	vocab  int
 	flight []inFlight
 	tokens []scheduler.Token
-	host   time.Duration // spent in Plan, Submit and Apply
+	host   [3]time.Duration // spent in Plan, Submit and Apply
 }
+
+var hostParts = [3]string{"plan", "submit", "apply"}
 
 type inFlight struct {
 	plan *scheduler.Plan
@@ -167,11 +169,13 @@ func (r *rig) step(ctx context.Context) (settled int, key graphs.Mode, err error
 		if p == nil {
 			break
 		}
+		t1 := time.Now()
 		s, err := r.exec.Submit(ctx, p)
 		if err != nil {
 			return 0, 0, err
 		}
-		r.host += time.Since(t0)
+		r.host[0] += t1.Sub(t0)
+		r.host[1] += time.Since(t1)
 		r.flight = append(r.flight, inFlight{p, s})
 		if p.Rows() == 0 {
 			break
@@ -188,7 +192,7 @@ func (r *rig) step(ctx context.Context) (settled int, key graphs.Mode, err error
 	settled, key = f.plan.Rows(), f.plan.Graph.Mode
 	t0 := time.Now()
 	_, err = r.sched.Apply(f.plan, scheduler.Result{Tokens: r.tokens})
-	r.host += time.Since(t0)
+	r.host[2] += time.Since(t0)
 	return settled, key, err
 }
 
@@ -219,6 +223,7 @@ func decode(ctx context.Context, dev ascendrt.Device, o options, shape model.Con
 	fmt.Printf("%s,start,%d,%s,%.2f,s\n", shape.Name, r.exec.Graphs(), name, time.Since(t0).Seconds())
 	for _, n := range batches {
 		var ms, host []float64
+		var parts [3][]float64
 		seen := graphs.Mode(0)
 		for run := range o.repeat {
 			for i := range n {
@@ -244,7 +249,7 @@ func decode(ctx context.Context, dev ascendrt.Device, o options, shape model.Con
 				}
 				if warm > 0 {
 					if warm--; warm == 0 {
-						begun, r.host, count = time.Now(), 0, 0
+						begun, r.host, count = time.Now(), [3]time.Duration{}, 0
 					}
 					continue
 				}
@@ -259,13 +264,22 @@ func decode(ctx context.Context, dev ascendrt.Device, o options, shape model.Con
 				return fmt.Errorf("batch %d: no steady steps", n)
 			}
 			ms = append(ms, total.Seconds()*1e3/float64(count))
-			host = append(host, r.host.Seconds()*1e6/float64(count))
+			all := 0.0
+			for i, d := range r.host {
+				us := d.Seconds() * 1e6 / float64(count)
+				parts[i] = append(parts[i], us)
+				all += us
+			}
+			host = append(host, all)
 			if err := r.drain(ctx); err != nil {
 				return err
 			}
 		}
 		fmt.Printf("%s,decode,%d,%s,%.4f,ms\n", shape.Name, n, seen, median(ms))
 		fmt.Printf("%s,host,%d,%s,%.2f,us\n", shape.Name, n, seen, median(host))
+		for i, name := range hostParts {
+			fmt.Printf("%s,host-%s,%d,%s,%.2f,us\n", shape.Name, name, n, seen, median(parts[i]))
+		}
 	}
 	return nil
 }
