@@ -15,5 +15,7 @@
 // returns it. Ranks whose ladders or policies differ are refused when they
 // meet.
 //
+// A rank that sleeps is woken by [Caller.Called] when another one has voted.
+//
 // The package starts no goroutine.
 package ranks

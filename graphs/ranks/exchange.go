@@ -19,6 +19,19 @@ type Exchanger interface {
 	Close() error
 }
 
+// Caller is an Exchanger that tells a rank without work when the others wait for
+// it. Those of [Local] are Callers.
+type Caller interface {
+	Exchanger
+	// Called is closed when another rank has voted on the next step, or the group
+	// has ended. It is of that step: ask again after every Exchange. The caller of
+	// Exchange calls it.
+	Called() <-chan struct{}
+	// Leave is Close with a reason, which reaches the others and is wrapped in
+	// their errors; nil for none.
+	Leave(reason error) error
+}
+
 // Sentinels.
 var (
 	// ErrMissing: a rank did not vote in time.

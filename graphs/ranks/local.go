@@ -16,6 +16,7 @@ type group struct {
 	spare []graphs.Vote // of the round before, which a slow rank may still read
 	voted []bool
 	count int
+	first chan struct{} // closed when the first vote of the round is there, or the group is over
 	all   chan struct{} // closed when the last vote of the round is there
 	ended chan struct{} // closed when the group is over
 	err   error
@@ -29,7 +30,7 @@ type member struct {
 
 // Local connects n ranks of one process. Element i belongs to rank i.
 func Local(n int) []Exchanger {
-	g := &group{votes: make([]graphs.Vote, n), spare: make([]graphs.Vote, n), voted: make([]bool, n), all: make(chan struct{}), ended: make(chan struct{})}
+	g := &group{votes: make([]graphs.Vote, n), spare: make([]graphs.Vote, n), voted: make([]bool, n), first: make(chan struct{}), all: make(chan struct{}), ended: make(chan struct{})}
 	out := make([]Exchanger, n)
 	for i := range out {
 		out[i] = &member{g: g, rank: i, out: make([]graphs.Vote, n)}
@@ -37,13 +38,16 @@ func Local(n int) []Exchanger {
 	return out
 }
 
-var _ Exchanger = (*member)(nil)
+var _ Caller = (*member)(nil)
 
 // end closes the group with the first error; the caller holds mu.
 func (g *group) end(err error) error {
 	if g.err == nil {
 		g.err = err
 		close(g.ended)
+		if g.count == 0 {
+			close(g.first)
+		}
 	}
 	return g.err
 }
@@ -68,11 +72,14 @@ func (m *member) Exchange(ctx context.Context, step uint64, v graphs.Vote) ([]gr
 	}
 	g.step, g.votes[m.rank], g.voted[m.rank] = step, v, true
 	all := g.all
-	if g.count++; g.count == len(g.votes) {
+	if g.count++; g.count == 1 {
+		close(g.first)
+	}
+	if g.count == len(g.votes) {
 		copy(m.out, g.votes)
 		clear(g.voted)
 		g.count = 0
-		g.all = make(chan struct{})
+		g.first, g.all = make(chan struct{}), make(chan struct{})
 		// A rank votes again only after it has copied this round, so the round
 		// behind the next one finds this memory free.
 		g.votes, g.spare = g.spare, g.votes
@@ -88,15 +95,17 @@ func (m *member) Exchange(ctx context.Context, step uint64, v graphs.Vote) ([]gr
 	case <-g.ended:
 		g.mu.Lock()
 		defer g.mu.Unlock()
+		if isClosed(all) { // the last vote came before the end: the others run this step
+			copy(m.out, votes)
+			return m.out, nil
+		}
 		return nil, g.err
 	case <-ctx.Done():
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		select {
-		case <-all: // the last vote came together with the end of ctx
+		if isClosed(all) { // the last vote came together with the end of ctx
 			copy(m.out, votes)
 			return m.out, nil
-		default:
 		}
 		missing := -1
 		for i, ok := range g.voted {
@@ -111,9 +120,30 @@ func (m *member) Exchange(ctx context.Context, step uint64, v graphs.Vote) ([]gr
 	return m.out, nil
 }
 
-func (m *member) Close() error {
+func isClosed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
+}
+
+func (m *member) Called() <-chan struct{} {
 	m.g.mu.Lock()
 	defer m.g.mu.Unlock()
-	_ = m.g.end(&Error{Rank: m.rank, Step: m.g.step, Err: ErrClosed}) // an earlier end stays the reason
+	return m.g.first
+}
+
+func (m *member) Close() error { return m.Leave(nil) }
+
+func (m *member) Leave(reason error) error {
+	why := ErrClosed
+	if reason != nil {
+		why = fmt.Errorf("%w: %w", ErrClosed, reason)
+	}
+	m.g.mu.Lock()
+	defer m.g.mu.Unlock()
+	_ = m.g.end(&Error{Rank: m.rank, Step: m.g.step, Err: why}) // an earlier end stays the reason
 	return nil
 }
