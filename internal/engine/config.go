@@ -40,6 +40,8 @@ type Config struct {
 	Watermark    float64 // share of blocks that admissions leave free; default 0
 	DataParallel int     // ranks behind the one HTTP port; default 1
 
+	ExpertParallel bool // the ranks have the model's experts among them; else each has all
+
 	Speculative  Speculative       // drafts; none by default. With drafts steps do not overlap: how many count decides the next step
 	Sync         bool              // plans one step at a time; the default plans the next one while a step runs
 	GraphMode    graphs.ModeConfig // default FULL_AND_PIECEWISE
@@ -217,10 +219,14 @@ func (c *choices) validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if shape, ok := strings.CutPrefix(d.Model, randomPrefix); ok {
-		if _, err := model.Shape(shape); err != nil {
-			errs = append(errs, err)
+		m, err := model.Shape(shape)
+		if err == nil {
+			err = d.checkExperts(m)
 		}
-	} else if info, err := os.Stat(d.Model); d.Model != "builtin" && (err != nil || !info.IsDir()) {
+		errs = append(errs, err)
+	} else if d.Model == "builtin" {
+		errs = append(errs, d.checkExperts(builtinModel))
+	} else if info, err := os.Stat(d.Model); err != nil || !info.IsDir() {
 		bad("unknown model %q (\"builtin\", \"random:\" and a shape, or a checkpoint's folder)", d.Model)
 	}
 	if _, _, err := backends.Find(d.Device); err != nil {
@@ -301,6 +307,9 @@ func (c Config) storage() ascendrt.DType {
 // Warnings lists choices that have no effect.
 func (c Config) Warnings() []string {
 	var out []string
+	if c.ExpertParallel && c.DataParallel == 1 {
+		out = append(out, "enable-expert-parallel has no effect on one rank")
+	}
 	if c.KVTransfer.Role == RoleProducer {
 		if c.Additional.Scheduler.DecoderAppendPrefill {
 			out = append(out, "decoder_append_prefill_enable has no effect on a prefiller")

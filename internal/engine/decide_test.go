@@ -12,14 +12,16 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/scheduler"
 )
 
 // attempts is a Decoder that is asked through Submit.
 type attempts struct {
 	*testing.T
-	e   *Engine
-	log logged
+	e       *Engine
+	log     logged
+	devices [4]ascendrt.Device // by rank, where start opens them
 }
 
 // logged is a log that several goroutines may write.

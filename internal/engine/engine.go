@@ -40,7 +40,8 @@ type Options struct {
 	Logger *slog.Logger // nil: silent
 	Trace  *Trace       // nil: none; the caller closes it after the engine
 	// Open opens the device of a rank, which the engine closes. Nil: the one
-	// that the configuration names.
+	// that the configuration names. Ranks that share experts are built at the same
+	// time.
 	Open func(rank int) (ascendrt.Device, error)
 	// Capturing is told of every key of a rank whose graphs were captured, of all;
 	// it may be nil.
@@ -48,6 +49,8 @@ type Options struct {
 	// Scheduler gives the caller's own scheduler of a rank, made from the
 	// engine's. Nil: the engine's.
 	Scheduler func(rank int, s *scheduler.Scheduler) Scheduler
+
+	deaf bool // see party
 }
 
 // Engine serves one model on one or more data-parallel ranks. Its methods may
@@ -75,7 +78,11 @@ func New(ctx context.Context, cfg Config, o Options) (*Engine, error) {
 	if err := (&choices{cfg, o.Scheduler != nil}).validate(); err != nil {
 		return nil, err
 	}
-	cfg = cfg.withDefaults()
+	return open(ctx, cfg.withDefaults(), o)
+}
+
+// open is New with a configuration that is complete and valid.
+func open(ctx context.Context, cfg Config, o Options) (*Engine, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -100,18 +107,17 @@ func New(ctx context.Context, cfg Config, o Options) (*Engine, error) {
 	if cfg.MaxModelLen > loaded.config.MaxPositions {
 		return nil, fmt.Errorf("max-model-len is %d; model %s has %d positions", cfg.MaxModelLen, loaded.config.Name, loaded.config.MaxPositions)
 	}
+	if err := cfg.checkExperts(loaded.config); err != nil {
+		return nil, err
+	}
 	e.model = loaded
 	e.noteText()
 	m := newMetrics(e.registry, cfg.ServedModelName)
-	for i := range cfg.DataParallel {
-		r, err := newRank(ctx, cfg, i, base, loaded, m, o)
-		if err != nil {
-			for _, r := range e.ranks {
-				r.close()
-			}
-			return nil, fmt.Errorf("rank %d: %w", i, err)
-		}
-		e.ranks = append(e.ranks, r)
+	e.ranks, err = newRanks(cfg.DataParallel, cfg.sharesExperts(), func(i int, g *expertGroup) (*rank, error) {
+		return newRank(ctx, cfg, i, base, loaded, m, o, g)
+	})
+	if err != nil {
+		return nil, err
 	}
 	run, cancel := context.WithCancel(context.Background())
 	e.cancel = cancel
@@ -124,7 +130,7 @@ func New(ctx context.Context, cfg Config, o Options) (*Engine, error) {
 }
 
 // newRank builds everything that one rank owns.
-func newRank(ctx context.Context, cfg Config, index int, base string, loaded *loadedModel, m *metrics, o Options) (_ *rank, err error) {
+func newRank(ctx context.Context, cfg Config, index int, base string, loaded *loadedModel, m *metrics, o Options, group *expertGroup) (_ *rank, err error) {
 	r := &rank{
 		index: index, id: fmt.Sprintf("%s_dp%d", base, index), cfg: cfg, model: loaded, log: o.Logger.With("rank", index), trace: o.Trace,
 		metrics: m.rank(index, cfg.KVTransfer.Role), streams: map[scheduler.RequestID]*Stream{}, loads: map[scheduler.RequestID]*load{}, saves: map[scheduler.RequestID]*save{},
@@ -132,6 +138,9 @@ func newRank(ctx context.Context, cfg Config, index int, base string, loaded *lo
 	}
 	defer func() {
 		if err != nil {
+			if group != nil {
+				group.fail(index, err)
+			}
 			r.close()
 		}
 	}()
@@ -176,7 +185,15 @@ func newRank(ctx context.Context, cfg Config, index int, base string, loaded *lo
 	if cfg.KVTransfer.deviceIPC() && dev.Caps().IPCMemory {
 		shape.KV = ascendrt.PlaceShareable
 	}
-	if o.Capturing != nil {
+	if group != nil {
+		if r.party, err = group.join(ctx, index, dev); err != nil {
+			return nil, err
+		}
+		r.party.deaf = o.deaf
+		r.closers = append(r.closers, func() { r.leave(nil) })
+		shape.Group = r.party.comm
+	}
+	if o.Capturing != nil && (group == nil || index == 0) { // a group captures together
 		shape.Capturing = func(done, all int) { o.Capturing(index, done, all) }
 	}
 	if r.exec, err = executor.New(ctx, dev, shape, loaded.source); err != nil {

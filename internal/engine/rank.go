@@ -29,6 +29,7 @@ type rank struct {
 	trace   *Trace
 	metrics *rankMetrics
 
+	party   *party // nil: its steps are its own
 	sched   Scheduler
 	cache   *kvcache.Cache
 	exec    *executor.Executor
@@ -121,6 +122,7 @@ func (r *rank) run(ctx context.Context) error {
 		}
 	}()
 	err := r.loop(ctx)
+	r.leave(err)
 	if err != nil && !errors.Is(err, ascendrt.ErrDeviceLost) {
 		r.broken(err)
 	}
@@ -144,7 +146,7 @@ func (r *rank) loop(ctx context.Context) error {
 		r.takeInbox()
 		r.takeEvents()
 		planned := false
-		if len(r.flight) < r.limit && r.dirty {
+		if len(r.flight) < r.limit && (r.dirty || r.called()) {
 			var err error
 			if planned, err = r.plan(ctx); err != nil {
 				return err
@@ -214,6 +216,7 @@ func (r *rank) sleep(ctx context.Context) {
 	select {
 	case <-ctx.Done():
 	case <-r.wake:
+	case <-r.calls():
 	case ev, ok := <-r.events:
 		if ok {
 			r.deliver(ev)
@@ -244,8 +247,11 @@ func (r *rank) plan(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	r.computing(p)
-	step, err := r.exec.Submit(ctx, p)
+	step, err := r.submit(ctx, p)
 	if err != nil {
+		if r.party != nil && ctx.Err() != nil {
+			return false, nil // the others may have ended before this one
+		}
 		return false, fmt.Errorf("rank %d: submit step %d: %w", r.index, p.Seq, err)
 	}
 	r.flight = append(r.flight, inFlight{p, step, now})

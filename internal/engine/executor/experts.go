@@ -153,7 +153,7 @@ func (e *Executor) SubmitIdle(ctx context.Context, p *scheduler.Plan, dec graphs
 	}
 	staged, err := e.static.Stage(e.idleBatch(int(dec.Tokens)), dec)
 	if err != nil {
-		return Step{}, err
+		return Step{}, e.because(err)
 	}
 	e.feeds(p) // none
 	return e.launch(ctx, p, out, staged, dec, idleVerdicts)

@@ -2,6 +2,7 @@ package executor
 
 import (
 	"context"
+	"errors"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/graphs"
@@ -39,12 +40,21 @@ func (e *Executor) Submit(ctx context.Context, p *scheduler.Plan) (Step, error) 
 	}
 	staged, err := e.static.Stage(e.batch(p), p.Graph)
 	if err != nil {
-		return Step{}, err
+		return Step{}, e.because(err)
 	}
 	if e.ops.fused == nil {
 		e.feeds(p)
 	}
 	return e.launch(ctx, p, out, staged, p.Graph, p.Verdicts)
+}
+
+// because prefers the loss of the device to what follows from it: steps that do
+// not end leave no room for others.
+func (e *Executor) because(err error) error {
+	if lost := e.dev.Health(); errors.Is(lost, ascendrt.ErrDeviceLost) {
+		return lost
+	}
+	return err
 }
 
 // launch submits what is staged.
