@@ -97,8 +97,8 @@ func NewHasher(alg HashAlgorithm, seed string, scope Scope) (*Hasher, error) {
 func (h *Hasher) None() Hash { return h.none }
 
 // Block returns the hash of one block: its parent's hash, its tokens, and the
-// keys that ns adds. first says that the block stands at the start of the
-// sequence, where the salt enters. A zero parent stands for None.
+// keys that ns adds; at says whether it is the sequence's first block, where the
+// salt enters. A zero parent stands for None.
 func (h *Hasher) Block(parent Hash, tokens []Token, ns *Namespace, at Place) Hash {
 	if parent.IsZero() {
 		parent = h.none
@@ -228,13 +228,4 @@ func (ns *Namespace) Digest() [sha256.Size]byte {
 		b = appendHead(b, 1, uint64(-1-id))
 	}
 	return sha256.Sum256(b)
-}
-
-// A BlockKey is the identity of a cached block outside the tree: in a host
-// tier, a transport or another process. The chain hash in it is SHA256CBOR.
-type BlockKey struct {
-	Namespace [sha256.Size]byte // Namespace.Digest
-	Model     string            // fingerprint of the weights and the layout of their KV
-	Group     int
-	Hash      [sha256.Size]byte
 }

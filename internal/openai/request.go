@@ -177,9 +177,6 @@ type Prompt struct {
 	list   bool // the JSON was a list of prompts, not one prompt
 }
 
-// TextPrompt is a prompt of one text.
-func TextPrompt(text string) Prompt { return Prompt{Texts: []string{text}} }
-
 // TokenPrompt is a prompt of one token id list; the caller keeps the slice unchanged.
 func TokenPrompt(ids []int32) Prompt { return Prompt{Tokens: [][]int32{ids}} }
 
