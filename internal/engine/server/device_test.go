@@ -246,6 +246,8 @@ var claims = []struct {
 		require.Zero(t, n.metric("sluice_kv_offload_total", "event", "failed"))
 	}},
 	{"P and D", never, func(t *testing.T, s *subject) { s.pd(t, false) }},
+	{"P and D in two processes", once, func(t *testing.T, s *subject) { s.twoProcesses(t, false) }},
+	{"P and D in two processes, pushed", once, func(t *testing.T, s *subject) { s.twoProcesses(t, true) }},
 	{"append-prefill", always, func(t *testing.T, s *subject) { s.pd(t, true) }},
 	{"logits on the host", once, func(t *testing.T, s *subject) { s.onHost(t) }},
 }
