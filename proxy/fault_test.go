@@ -433,6 +433,60 @@ func TestDecoderRestart(t *testing.T) {
 	c.wantLegs(0, 1, 0)
 }
 
+// Failures count for the kind of leg that failed, and 4xx for none.
+func TestBreakerOfEachLeg(t *testing.T) {
+	c := start(t, setup{decoders: 1, prefillers: 1, change: func(cfg *Config) { cfg.MaxRetries = 1 }})
+	c.post(chatPath, turnBody(1, ""), "X-Session-ID", "s")
+	states := func() string {
+		s := c.proxy.Snapshot()
+		return fmt.Sprint(s.Decoders[0].Breakers[0], " ", s.Decoders[0].Breakers[1], " ", s.Prefillers[0].Breaker)
+	}
+	fail := func(status int, legs ...string) {
+		for _, b := range []*backendtest.Backend{c.p[0], c.d[0]} {
+			b.Set(func(b *backendtest.Backend) {
+				b.Hook = func(w http.ResponseWriter, r *http.Request, rec backendtest.Record) bool {
+					for _, leg := range legs {
+						if rec.Leg == leg {
+							answering(status, errorObject)(w, r)
+							return true
+						}
+					}
+					return false
+				}
+			})
+		}
+	}
+	for _, leg := range []string{"local", "d", "p"} {
+		fail(429, leg)
+		for range 5 {
+			session := "s"
+			if leg != "local" {
+				session = "other " + leg
+			}
+			require.Equal(t, 429, c.post(chatPath, turnBody(2, ""), "X-Session-ID", session).status, leg)
+		}
+	}
+	require.Equal(t, "closed closed closed", states())
+	fail(500, "local")
+	for range 3 {
+		require.Equal(t, 200, c.post(chatPath, turnBody(2, ""), "X-Session-ID", "s").status)
+	}
+	require.Equal(t, "open closed closed", states())
+	c.forget()
+	require.Equal(t, 200, c.post(chatPath, turnBody(2, ""), "X-Session-ID", "s").status)
+	c.wantLegs(1, 0, 1) // the owner answers in P/D, and is not attempted
+	fail(500, "local", "d")
+	for range 3 {
+		require.Equal(t, 502, c.post(chatPath, turnBody(2, "")).status)
+	}
+	require.Equal(t, "open open closed", states())
+	fail(500, "p")
+	for range 3 {
+		require.Equal(t, 502, c.post(chatPath, turnBody(2, "")).status)
+	}
+	require.Equal(t, "open open open", states())
+}
+
 // R10 to R15, R36, R37: the proxy asks backends nothing at the start and has no
 // route beyond the stated ones.
 func TestNoProbing(t *testing.T) {

@@ -7,11 +7,16 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-serving/sluice/proxy/backendtest"
 )
 
 // scripted is a Membership that tells sets from a channel and fails on nil.
@@ -81,12 +86,28 @@ func TestNamesAreFollowed(t *testing.T) {
 		}
 		return []string{"10.0.0.3"}, nil
 	}
+	var from []string // where the Decoder's requests came from
+	c.d[0].Hook = func(_ http.ResponseWriter, r *http.Request, _ backendtest.Record) bool {
+		from = append(from, r.RemoteAddr)
+		return false
+	}
+	turn := func() {
+		t.Helper()
+		w := httptest.NewRecorder()
+		p.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodPost, chatPath, strings.NewReader(turnBody(1, ""))))
+		require.Equal(t, 200, w.Code)
+	}
 	known := map[string][]string{}
+	turn()
 	for range 4 {
 		p.lookNames(t.Context(), known)
 	}
 	require.Empty(t, log.String(), "the order, or a failure, is no change")
+	turn()
+	require.Equal(t, from[0], from[1], "the connection is kept")
 	p.lookNames(t.Context(), known)
+	turn()
+	require.NotEqual(t, from[1], from[2], "a new connection goes where the name leads")
 	require.Contains(t, log.String(), "a name leads elsewhere")
 	require.Contains(t, log.String(), "10.0.0.3")
 }

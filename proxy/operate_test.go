@@ -440,7 +440,7 @@ func TestScrape(t *testing.T) {
 	require.InDelta(t, 30, s.full, 0)
 	require.InDelta(t, 40, s.steps, 0)
 
-	c := start(t, setup{ranks: 2, change: func(c *Config) { c.ScrapeEvery = 5 * time.Millisecond }, backend: func(b *backendtest.Backend) { b.Metrics = metricsText }})
+	c := start(t, setup{ranks: 2, change: func(c *Config) { c.ScrapeEvery = 5 * time.Millisecond }, backend: func(b *backendtest.Backend) { b.Metrics, b.Engine = metricsText, "" }})
 	require.Eventually(t, func() bool {
 		s := c.proxy.Snapshot()
 		return s.Decoders[0].Ranks[1].Reported.Waiting == 4 && s.Prefillers[0].Reported.Waiting == 7

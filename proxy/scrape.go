@@ -113,7 +113,6 @@ func label(labels, name string) string {
 func (p *Proxy) watchLoad(ctx context.Context) {
 	tick := time.NewTicker(p.cfg.ScrapeEvery)
 	defer tick.Stop()
-	starts := map[string]float64{}
 	for {
 		select {
 		case <-ctx.Done():
@@ -140,13 +139,17 @@ func (p *Proxy) watchLoad(ctx context.Context) {
 		}
 		for range len(prefillers) + len(decoders) {
 			if a := <-answers; a.ok {
-				p.noteLoad(a.addr, a.prefill, a.s, starts)
+				p.noteLoad(a.addr, a.prefill, a.s)
+			} else if !a.prefill {
+				p.mu.Lock()
+				p.router.Started(a.addr, 0)
+				p.mu.Unlock()
 			}
 		}
 	}
 }
 
-func (p *Proxy) noteLoad(addr string, prefill bool, s scraped, starts map[string]float64) {
+func (p *Proxy) noteLoad(addr string, prefill bool, s scraped) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if prefill {
@@ -163,13 +166,7 @@ func (p *Proxy) noteLoad(addr string, prefill bool, s scraped, starts map[string
 	for rank, l := range s.ranks {
 		p.router.SetDecoderLoad(addr, route.Rank(rank), *l)
 	}
-	// An engine without the marker header shows a restart by its start time.
-	if s.start > 0 {
-		if before := starts[addr]; before > 0 && before != s.start {
-			p.router.Restarted(addr)
-		}
-		starts[addr] = s.start
-	}
+	p.router.Started(addr, s.start)
 }
 
 func (p *Proxy) scrape(ctx context.Context, addr string) (scraped, bool) {

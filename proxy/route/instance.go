@@ -120,6 +120,8 @@ type decoder struct {
 	draining bool
 	removed  bool
 	breakers [legs]breaker
+	start    float64 // as its metrics told last; 0 never
+	tells    bool    // the last scrape told it
 }
 
 type prefiller struct {
@@ -272,13 +274,18 @@ func (d *decoder) inFlight() int {
 
 // Observe notes which life of an engine answered: the value of the answer's
 // engine header, empty when it has none. A life other than the last one known
-// makes every session bound to that rank ownerless.
+// makes every session bound to that rank ownerless. What has no name has a
+// start time, where its metrics tell one; only what has neither is taken to
+// have restarted when it answers after its connection had failed.
 func (r *Router) Observe(name string, rk Rank, engine string) {
 	d, ok := r.decoderOf[name]
 	if !ok || int(rk) < 0 || int(rk) >= len(d.ranks) {
 		return
 	}
 	k := &d.ranks[rk]
+	if engine == "" && k.engine == "" && d.tells {
+		return // Started tells more
+	}
 	switch {
 	case k.engine != "" && engine != "" && k.engine != engine, // it says that it restarted
 		k.suspect && (engine == "" || k.engine == ""): // it may have restarted and cannot say
@@ -290,8 +297,34 @@ func (r *Router) Observe(name string, rk Rank, engine string) {
 	}
 }
 
-// Restarted notes that a whole Decoder began a new life, for instance because
-// the start time in its metrics changed.
+// Started notes what a Decoder's metrics say of its start, in seconds since
+// 1970; 0 when they say nothing at the moment. Another time is another life of
+// the ranks that do not name theirs; those that do are not attempted until an
+// answer names it.
+func (r *Router) Started(name string, start float64) {
+	d, ok := r.decoderOf[name]
+	if !ok {
+		return
+	}
+	if d.tells = start > 0; !d.tells {
+		return
+	}
+	before := d.start
+	d.start = start
+	for i := range d.ranks {
+		k := &d.ranks[i]
+		switch {
+		case k.engine != "":
+			k.suspect = k.suspect || (before > 0 && before != start)
+		case before > 0 && before != start:
+			k.restart()
+		default:
+			k.suspect = false // the same life, or the first that is known
+		}
+	}
+}
+
+// Restarted notes that a whole Decoder began a new life.
 func (r *Router) Restarted(name string) {
 	if d, ok := r.decoderOf[name]; ok {
 		for i := range d.ranks {

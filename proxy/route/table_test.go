@@ -147,6 +147,56 @@ func TestGenerations(t *testing.T) {
 	require.Equal(t, ReasonOwnerRestarted, decide().Reason)
 }
 
+// The signs of a new life have an order: the engine's own name, then the start
+// time in its metrics, then a connection that failed.
+func TestOrderOfGenerations(t *testing.T) {
+	decide := func(r *Router) Decision {
+		turn, d := r.Begin(at(5), query("s"))
+		r.Finish(at(5), turn, Outcome{Result: Cancelled})
+		return d
+	}
+	// A start time and no name: a broken connection to the same life is none.
+	r := fleetOf(t, Config{Append: true}, 1, 2, 1)
+	r.Started("d0:1", 0)
+	r.Started("d0:1", 100)
+	target := bind(t, r, at(0), "s")
+	r.Observe(target.Decoder, target.Rank, "")
+	r.Unreachable(target.Decoder)
+	require.Equal(t, ReasonOwnerDown, decide(r).Reason)
+	r.Observe(target.Decoder, target.Rank, "")
+	require.Equal(t, ReasonOwnerDown, decide(r).Reason, "not known yet")
+	r.Started(target.Decoder, 100)
+	require.Equal(t, Local, decide(r).Route, "the same life")
+	r.Started(target.Decoder, 0) // a scrape that told nothing
+	r.Started(target.Decoder, 200)
+	require.Equal(t, ReasonOwnerRestarted, decide(r).Reason)
+	// Where the metrics tell nothing any more the connection does.
+	target = bind(t, r, at(6), "s")
+	r.Started(target.Decoder, 0)
+	r.Unreachable(target.Decoder)
+	r.Observe(target.Decoder, target.Rank, "")
+	require.Equal(t, ReasonOwnerRestarted, decide(r).Reason)
+
+	// A name goes first: what it has told is not told again by the start time.
+	r = fleetOf(t, Config{Append: true}, 1, 1, 1)
+	r.Started("d0:1", 100)
+	target = bind(t, r, at(0), "s")
+	r.Observe(target.Decoder, 0, "e1")
+	r.Observe(target.Decoder, 0, "e2")
+	require.Equal(t, ReasonOwnerRestarted, decide(r).Reason)
+	target = bind(t, r, at(1), "s")
+	r.Started(target.Decoder, 200)
+	require.Equal(t, ReasonOwnerDown, decide(r).Reason, "until it names its life")
+	r.Observe(target.Decoder, 0, "e2")
+	require.Equal(t, Local, decide(r).Route, "the session was bound in this life")
+	// A start time that is seen first keeps attempts away from a life that has nothing.
+	r.Started(target.Decoder, 300)
+	require.Equal(t, ReasonOwnerDown, decide(r).Reason)
+	r.Observe(target.Decoder, 0, "e3")
+	require.Equal(t, ReasonOwnerRestarted, decide(r).Reason)
+	r.Started("unknown:1", 1)
+}
+
 func TestTableBounds(t *testing.T) {
 	r := fleetOf(t, Config{Append: true, MaxSessions: 3, SessionTTL: time.Minute}, 1, 1, 1)
 	for i := range 5 {

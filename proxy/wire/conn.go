@@ -21,6 +21,7 @@ type conn struct {
 	limit *limitedConn
 	since time.Time // unused since
 	used  bool      // it carried a request before
+	epoch int       // of the pool when it was made
 
 	q     *Request // under way
 	sent  error    // of writing it

@@ -56,8 +56,9 @@ type Pool struct {
 	cfg    Config
 	dialer net.Dialer
 
-	mu   sync.Mutex
-	idle map[string][]*conn // most recently used last
+	mu    sync.Mutex
+	idle  map[string][]*conn // most recently used last
+	epoch int                // connections of earlier ones are not kept
 }
 
 // New makes a Pool.
@@ -218,6 +219,9 @@ func (p *Pool) get(ctx context.Context, addr string) (*conn, error) {
 		}
 		_ = c.Close()
 	}
+	p.mu.Lock()
+	epoch := p.epoch // before the name is looked up
+	p.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, p.cfg.Dial)
 	defer cancel()
 	raw, err := p.dialer.DialContext(ctx, "tcp", addr)
@@ -239,7 +243,9 @@ func (p *Pool) get(ctx context.Context, addr string) (*conn, error) {
 		}
 		raw = secure
 	}
-	return newConn(raw, tcp), nil
+	c := newConn(raw, tcp)
+	c.epoch = epoch
+	return c, nil
 }
 
 // put keeps a connection for the next request and closes those that were
@@ -247,6 +253,11 @@ func (p *Pool) get(ctx context.Context, addr string) (*conn, error) {
 func (p *Pool) put(addr string, c *conn) {
 	c.since = time.Now()
 	p.mu.Lock()
+	if c.epoch != p.epoch {
+		p.mu.Unlock()
+		_ = c.Close()
+		return
+	}
 	list := append(p.idle[addr], c)
 	drop := 0
 	for drop < len(list) && (len(list)-drop > p.cfg.MaxIdle || c.since.Sub(list[drop].since) > p.cfg.IdleTimeout) {
@@ -263,9 +274,11 @@ func (p *Pool) put(addr string, c *conn) {
 	}
 }
 
-// CloseIdle closes the connections that are not in use.
+// CloseIdle closes the connections that are not in use, and lets those that
+// are be closed after their answer: a name may lead elsewhere since.
 func (p *Pool) CloseIdle() {
 	p.mu.Lock()
+	p.epoch++
 	idle := p.idle
 	p.idle = map[string][]*conn{}
 	p.mu.Unlock()

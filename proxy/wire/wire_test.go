@@ -103,6 +103,20 @@ func TestIdleConnections(t *testing.T) {
 		require.NoError(t, r.Close())
 	}
 	require.Len(t, p.idle[addr], 1)
+
+	// A connection that is in use when the idle ones are closed is not kept
+	// either: it may be to where a name led before.
+	p = pool(t, Config{})
+	before := conns.Load()
+	for n := range 3 {
+		resp, err := p.Do(t.Context(), &Request{Method: "GET", Addr: addr, Path: "/"})
+		require.NoError(t, err)
+		if n == 0 {
+			p.CloseIdle()
+		}
+		read(t, resp)
+	}
+	require.EqualValues(t, 2, conns.Load()-before)
 }
 
 // raw is a server that handles each connection by hand.
