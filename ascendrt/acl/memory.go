@@ -14,7 +14,7 @@ const shareMagic = "sluice-ascend-1\n"
 // memory is what the table of allocations asks of the runtime.
 func (d *device) memory() memory.Driver {
 	return memory.Driver{
-		Place: d.place, Release: d.release, Info: d.driverMemInfo,
+		Place: d.place, Release: d.release, Info: d.driverMemInfo, Peer: d.peer,
 		Share: memory.Sharing{
 			Magic: shareMagic, KeyBytes: ipcKeyBytes, From: memory.FromShared, Import: d.ipcImport,
 			Export: func(a *memory.Alloc) ([]byte, error) { return d.ipcExport(a.Piece.Base, a.Piece.Len) },
@@ -62,8 +62,3 @@ func (d *device) peer(of ascendrt.Device) *memory.Peer {
 		Enable: func() error { return d.enablePeer(p.info.Ordinal) },
 	}
 }
-
-func (d *device) PeerAccess(of ascendrt.Device) (ascendrt.PeerKind, error) {
-	return d.Reach(d.peer(of))
-}
-func (d *device) EnablePeer(of ascendrt.Device) error { return d.Enable(d.peer(of)) }

@@ -170,14 +170,6 @@ func (d *device) Limits() ascendrt.Limits {
 	return l
 }
 
-func (d *device) Live() ascendrt.Live {
-	d.Reap()
-	var l ascendrt.Live
-	d.Core.FillLive(&l)
-	d.Table.FillLive(&l)
-	return l
-}
-
 func (d *device) Health() error {
 	if err := d.Alive(); err != nil {
 		return err

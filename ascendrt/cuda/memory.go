@@ -17,7 +17,7 @@ const (
 // memory is what the table of allocations asks of the driver.
 func (d *device) memory() memory.Driver {
 	return memory.Driver{
-		Place: d.place, Release: d.release, Info: d.driverMemInfo,
+		Place: d.place, Release: d.release, Info: d.driverMemInfo, Peer: d.peer,
 		Share: memory.Sharing{
 			Magic: shareMagic, KeyBytes: shareKey, From: memory.FromShared, Import: d.ipcImport,
 			Export: func(a *memory.Alloc) ([]byte, error) { return d.ipcExport(a.Piece.Base) },
@@ -101,8 +101,3 @@ func (d *device) peer(of ascendrt.Device) *memory.Peer {
 		Enable: func() error { return d.enablePeer(p.ctx) },
 	}
 }
-
-func (d *device) PeerAccess(of ascendrt.Device) (ascendrt.PeerKind, error) {
-	return d.Reach(d.peer(of))
-}
-func (d *device) EnablePeer(of ascendrt.Device) error { return d.Enable(d.peer(of)) }

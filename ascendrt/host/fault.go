@@ -100,20 +100,16 @@ func (d *device) inject(call string) error {
 	}
 	switch e.kind {
 	case faultLost:
-		d.Fail(fault2err(call, "injected loss", ascendrt.ErrDeviceLost))
+		d.Fail(invalid(call, "injected loss", ascendrt.ErrDeviceLost))
 		return d.LostError()
 	case faultOOM:
 		free, total, _ := d.MemInfo()
-		return fault2err(call, fmt.Sprintf("injected: %d of %d bytes free", free, total), ascendrt.ErrOutOfMemory)
+		return invalid(call, fmt.Sprintf("injected: %d of %d bytes free", free, total), ascendrt.ErrOutOfMemory)
 	case faultLimit:
-		return fault2err(call, "injected limit", ascendrt.ErrResourceLimit)
+		return invalid(call, "injected limit", ascendrt.ErrResourceLimit)
 	case faultDelay:
 		time.Sleep(e.delay)
 		return nil
 	}
-	return fault2err(call, "injected error", ascendrt.ErrInvalid)
-}
-
-func fault2err(call, text string, class error) error {
-	return &ascendrt.Error{Backend: name, Call: call, Text: text, Command: -1, Class: class}
+	return invalid(call, "injected error", ascendrt.ErrInvalid)
 }

@@ -121,9 +121,12 @@ type Peer struct {
 	Enable func() error // lets kernels of this device reach the peer's memory
 }
 
-// Reach tells how this device reaches the memory of a peer; nil is a device of
-// another backend.
-func (t *Table) Reach(p *Peer) (ascendrt.PeerKind, error) {
+// PeerAccess tells how this device reaches the memory of another.
+func (t *Table) PeerAccess(of ascendrt.Device) (ascendrt.PeerKind, error) {
+	return t.reach(t.driver.Peer(of))
+}
+
+func (t *Table) reach(p *Peer) (ascendrt.PeerKind, error) {
 	if err := t.core.Alive(); err != nil {
 		return ascendrt.PeerNone, err
 	}
@@ -143,9 +146,11 @@ func (t *Table) Reach(p *Peer) (ascendrt.PeerKind, error) {
 	return ascendrt.PeerCopyOnly, nil
 }
 
-// Enable makes the memory of a peer known here, once kernels reach it.
-func (t *Table) Enable(p *Peer) error {
-	k, err := t.Reach(p)
+// EnablePeer makes the memory of another device known here, once kernels reach it.
+func (t *Table) EnablePeer(of ascendrt.Device) error { return t.enable(t.driver.Peer(of)) }
+
+func (t *Table) enable(p *Peer) error {
+	k, err := t.reach(p)
 	if err != nil {
 		return err
 	}

@@ -24,6 +24,8 @@ type Driver struct {
 	Info func() (free, total uint64, err error)
 	// Share passes memory between processes.
 	Share Sharing
+	// Peer is another device as this one sees it; nil: it is of another backend.
+	Peer func(of ascendrt.Device) *Peer
 }
 
 // Table holds the allocations of one device. A backend embeds it: its methods
@@ -276,11 +278,15 @@ func (t *Table) MemInfo() (free, total uint64, err error) {
 	return free, total, nil
 }
 
-// FillLive sets the counts of memory.
-func (t *Table) FillLive(l *ascendrt.Live) {
+// Live counts the open handles and the memory.
+func (t *Table) Live() ascendrt.Live {
+	t.core.Reap()
+	var l ascendrt.Live
+	t.core.FillLive(&l)
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	l.Buffers, l.HostBuffers, l.Bytes, l.HostBytes = t.buffers, t.host, t.used, t.hostUsed
+	return l
 }
 
 // Forget drops all allocations: the device is closed.

@@ -91,7 +91,7 @@ func TestFind(t *testing.T) {
 	y, _ := newTable(ascendrt.OpenOptions{})
 	_, err = y.Find(uint64(bufs[0].Addr()), 1)
 	require.Error(t, err)
-	require.NoError(t, y.Enable(&Peer{Table: x, Can: func() (bool, error) { return true, nil }, Enable: func() error { return nil }}))
+	require.NoError(t, y.enable(&Peer{Table: x, Can: func() (bool, error) { return true, nil }, Enable: func() error { return nil }}))
 	_, err = y.Find(uint64(bufs[0].Addr()), 1)
 	require.NoError(t, err, "the memory of a peer")
 }
@@ -124,12 +124,9 @@ func TestLimit(t *testing.T) {
 	f.full = true
 	_, err = x.Alloc(10, ascendrt.PlaceDefault)
 	require.ErrorContains(t, err, "10 bytes: 700 of 1000 bytes free", "the driver's own limit")
-	var l ascendrt.Live
-	x.FillLive(&l)
-	require.Equal(t, ascendrt.Live{Buffers: 1, Bytes: 100}, l, "what failed is not booked")
+	require.Equal(t, ascendrt.Live{Buffers: 1, Bytes: 100}, x.Live(), "what failed is not booked")
 	require.NoError(t, b.FreeAfter(ascendrt.Point{}))
-	x.FillLive(&l)
-	require.Equal(t, ascendrt.Live{}, l)
+	require.Equal(t, ascendrt.Live{}, x.Live())
 }
 
 // handleOf is what another process would hand over.
@@ -196,11 +193,11 @@ func TestReach(t *testing.T) {
 	for want, p := range map[ascendrt.PeerKind]*Peer{
 		ascendrt.PeerNone: nil, ascendrt.PeerCopyOnly: {Can: can(false)}, ascendrt.PeerDirect: {Same: true},
 	} {
-		k, err := x.Reach(p)
+		k, err := x.reach(p)
 		require.NoError(t, err)
 		require.Equal(t, want, k)
 		if want != ascendrt.PeerDirect {
-			require.ErrorIs(t, x.Enable(p), ascendrt.ErrUnsupported)
+			require.ErrorIs(t, x.enable(p), ascendrt.ErrUnsupported)
 		}
 	}
 }
