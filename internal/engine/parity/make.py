@@ -54,7 +54,11 @@ def make(out, name, dtype, device):
     folder = os.path.join(out, f"{name}-{'fp32' if dtype == torch.float32 else 'bf16'}")
     model.save_pretrained(folder)
     native = model_class.from_pretrained(folder, dtype=dtype).to(device).eval()
-    model = model.to(torch.float32).to(device).eval()
+    # Read again: converting the model itself would leave the rotary frequencies, which
+    # are no weights, as rounded as the storage type.
+    model = model_class.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    frequencies = model.model.rotary_emb.inv_freq
+    assert frequencies.dtype == torch.float32 and (frequencies != frequencies.bfloat16().float()).any(), "rounded rotary frequencies"
     g = torch.Generator().manual_seed(2)
     cases = []
     for n in (1, 17, 130, 400):

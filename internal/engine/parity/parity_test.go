@@ -30,10 +30,8 @@ type expected struct {
 }
 
 // The tolerances: relative distance of a prompt's logits from what transformers
-// computes in fp32 from the same weights. That transformers in bf16 is further off
-// on some prompt (2.17e-2 was measured, and 2.02e-2 of this engine on the host)
-// is logged and widens nothing: an engine that is above the bound has a rounding
-// to find.
+// computes in fp32 from the same weights. How far transformers in the storage type
+// is from that is logged and widens nothing.
 const (
 	fp32Apart = 1e-4
 	bf16Apart = 2e-2
