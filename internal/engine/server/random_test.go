@@ -14,8 +14,17 @@ import (
 // as those of the built-in model do: a comparison of two ways of serving one would
 // otherwise prove nothing.
 func TestRandomWeightsReadTheirContext(t *testing.T) {
+	for name, cfg := range map[string]engine.Config{
+		"tiny": {Model: "random:tiny"}, "experts": {Model: "random:tiny-moe"}, "shared experts": {Model: "random:tiny-moe", DataParallel: 2, ExpertParallel: true},
+	} {
+		t.Run(name, func(t *testing.T) { readsItsContext(t, cfg) })
+	}
+}
+
+func readsItsContext(t *testing.T, cfg engine.Config) {
 	const vocabulary, blocks = 512, 10
-	n := start(t, engine.Config{Model: "random:tiny", BlockSize: 16, MaxModelLen: 16*blocks + answerLen}, Options{Noise: NoiseAllowed})
+	cfg.BlockSize, cfg.MaxModelLen = 16, 16*blocks+answerLen
+	n := start(t, cfg, Options{Noise: NoiseAllowed})
 	rng := rand.New(rand.NewPCG(7, 1))
 	prompts := make([][]int, 20)
 	for i := range prompts {
