@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"strconv"
 	"strings"
@@ -13,6 +14,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-serving/sluice/internal/engine"
+	"github.com/sluice-serving/sluice/proxy"
 )
 
 // fence matches a block of a guide: commands, or what they print.
@@ -107,7 +111,8 @@ func TestAppendPrefillGuide(t *testing.T) {
 				labels = append(labels, l[1])
 			}
 		}
-		require.Contains(t, listed, name, "docs/operate.md")
+		_, isListed := listed[name]
+		require.True(t, isListed, "docs/operate.md lacks %s", name)
 		if said := listed[name]; said != "" {
 			require.Subset(t, labels, strings.Split(said, ","), name)
 		}
@@ -225,4 +230,82 @@ func TestOperateNamesMetricsThatExist(t *testing.T) {
 		short := strings.TrimPrefix(n[1], "sluice_proxy_")
 		require.True(t, strings.Contains(code.String(), `"`+n[1]+`"`) || strings.Contains(code.String(), `"`+short+`"`), n[1])
 	}
+}
+
+// The page about operating lists the engine's metrics, also those that a run may
+// not have exported.
+func TestOperateListsTheEnginesMetrics(t *testing.T) {
+	page, err := os.ReadFile("../../docs/operate.md")
+	require.NoError(t, err)
+	files, err := filepath.Glob("../../internal/engine/*.go")
+	require.NoError(t, err)
+	found := 0
+	for _, f := range files {
+		code, err := os.ReadFile(f)
+		require.NoError(t, err)
+		if strings.HasSuffix(f, "_test.go") {
+			continue
+		}
+		for _, m := range regexp.MustCompile(`"((?:sluice_|vllm:)[a-z0-9_]+)"`).FindAllStringSubmatch(string(code), -1) {
+			require.True(t, strings.Contains(string(page), "`"+m[1]), "docs/operate.md lacks %s", m[1])
+			found++
+		}
+	}
+	require.Greater(t, found, 40)
+}
+
+// Every key of the proxy's file stands in its page.
+func TestProxyFileKeysAreDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../docs/proxy.md")
+	require.NoError(t, err)
+	found := 0
+	var look func(reflect.Type)
+	look = func(v reflect.Type) {
+		for v.Kind() == reflect.Pointer || v.Kind() == reflect.Slice {
+			v = v.Elem()
+		}
+		if v.Kind() != reflect.Struct {
+			return
+		}
+		for f := range v.Fields() {
+			if key, _, _ := strings.Cut(f.Tag.Get("yaml"), ","); key != "" {
+				require.True(t, strings.Contains(string(page), "`"+key+"`"), "docs/proxy.md lacks %s", key)
+				found++
+				look(f.Type)
+			}
+		}
+	}
+	look(reflect.TypeFor[proxy.File]())
+	look(reflect.TypeFor[proxy.Members]())
+	require.Greater(t, found, 60)
+}
+
+// Every member of the engine's JSON flags stands in a page.
+func TestEngineMembersAreDocumented(t *testing.T) {
+	pages := ""
+	for _, name := range []string{"engine", "coming-from", "append-prefill"} {
+		text, err := os.ReadFile("../../docs/" + name + ".md")
+		require.NoError(t, err)
+		pages += string(text)
+	}
+	seen := map[reflect.Type]bool{}
+	var look func(reflect.Type)
+	look = func(v reflect.Type) {
+		for v.Kind() == reflect.Pointer || v.Kind() == reflect.Slice {
+			v = v.Elem()
+		}
+		if v.Kind() != reflect.Struct || seen[v] {
+			return
+		}
+		seen[v] = true
+		for f := range v.Fields() {
+			if key, _, _ := strings.Cut(f.Tag.Get("json"), ","); key != "" && key != "-" {
+				require.True(t, regexp.MustCompile("[`\".]"+key+"[`\"]").MatchString(pages), "%s of %s", key, v)
+				look(f.Type)
+			}
+		}
+	}
+	look(reflect.TypeFor[engine.KVTransfer]())
+	look(reflect.TypeFor[engine.Additional]())
+	require.Greater(t, len(seen), 4)
 }
