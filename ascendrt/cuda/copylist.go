@@ -99,7 +99,7 @@ func (t *translator) list(c *copies) (bool, error) {
 	}
 	parts := (most + listPart - 1) / listPart
 	units := uint64(n) * parts
-	grid := [3]int{int(min(units, uint64(max(1, t.d.info.ComputeUnits)))), 1, 1}
+	grid := [3]int{int(min(units, uint64(max(1, 2*t.d.info.ComputeUnits)))), 1, 1}
 	return true, t.launch(k, grid, listThreads, 0, piece.Addr, units, parts, listPart)
 }
 

@@ -270,12 +270,19 @@ template<class T> __device__ void argmax(const T* x, i64 xs, int* y, i64 d) {
 struct alignas(16) quad { i64 a, b; };
 
 __device__ void copies(const i64* list, i64 units, i64 parts, i64 part) {
-	for (i64 u = blockIdx.x; u < units; u += gridDim.x) {
-		const i64* p = list + 3 * (u / parts);
-		i64 begin = u % parts * part / 16, end = p[2] / 16;
+	i64 u = blockIdx.x;
+	const i64* p = list + 3 * (u / parts);
+	i64 dst = p[0], src = p[1], bytes = p[2]; // the list is in host memory: the next entry is on its way while this one is copied
+	while (u < units) {
+		i64 next = u + gridDim.x;
+		i64 begin = u % parts * part / 16, end = bytes / 16;
+		quad* to = (quad*)dst;
+		const quad* from = (const quad*)src;
+		if (next < units) {
+			p = list + 3 * (next / parts);
+			dst = p[0], src = p[1], bytes = p[2];
+		}
 		if (end > begin + part / 16) end = begin + part / 16;
-		quad* to = (quad*)p[0];
-		const quad* from = (const quad*)p[1];
 		for (i64 i = begin + threadIdx.x; i < end; i += 8 * blockDim.x) {
 			quad v[8];
 #pragma unroll
@@ -283,6 +290,7 @@ __device__ void copies(const i64* list, i64 units, i64 parts, i64 part) {
 #pragma unroll
 			for (int k = 0; k < 8; k++) if (i + k * blockDim.x < end) to[i + k * blockDim.x] = v[k];
 		}
+		u = next;
 	}
 }
 
