@@ -109,7 +109,7 @@ nvidia-smi --query-gpu=name,driver_version,clocks.sm --format=csv,noheader 2>/de
 if has parity; then checkpoints parity "" & small=$!; fi
 has cuda && gotest cuda 120 ascendrt/cuda cuda.test
 has executor && gotest executor 60 internal/engine/executor executor.test -test.run OnDevice
-has server && gotest server 120 internal/engine/server server.test -test.run OnDevice
+has server && gotest server 180 internal/engine/server server.test -test.run 'OnDevice|NaN'
 has parity && compare parity "$small" 90
 if has big; then checkpoints big "--only qwen3-0.6b,llama-1b" & big=$!; fi
 has memcheck && sanitize memcheck 100 "${MEMCHECK:-TestConformance/(named|a_decoder)|TestFusedLinear/(256|1024_to_48|512)|TestFusedRotate|TestFusedAttention|TestFusedPick}"

@@ -330,16 +330,15 @@ func (s *subject) onHost(t *testing.T) {
 func TestSameAnswersOnDevice(t *testing.T) {
 	d := device.Choose(t)
 	var subjects []*subject
-	models := []string{"builtin"}
+	whole := "builtin" // in binary32, which Ascend does not store
 	if d.Asked {
-		models = append(models, "random:tiny")
+		whole = "random:tiny"
 	}
-	for _, model := range models {
-		for _, storage := range []string{"float32", "bfloat16"} {
-			if d.Same && (storage == "bfloat16" || !strings.HasPrefix(d.Name, "ascend")) {
-				subjects = append(subjects, &subject{Chosen: d, model: model, storage: storage, exact: true})
-			}
-		}
+	if d.Same && !strings.HasPrefix(d.Name, "ascend") {
+		subjects = append(subjects, &subject{Chosen: d, model: whole, storage: "float32", exact: true})
+	}
+	if d.Same {
+		subjects = append(subjects, &subject{Chosen: d, model: "builtin", storage: "bfloat16", exact: true})
 	}
 	if d.Asked {
 		dir := t.TempDir()

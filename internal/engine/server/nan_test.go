@@ -39,6 +39,9 @@ func TestNaNEndsThatRequestAlone(t *testing.T) {
 	}
 	for _, on := range devices {
 		for _, storage := range []string{"float32", "bfloat16"} {
+			if !d.Asked && on != "host" && storage == "bfloat16" {
+				continue // emulated: the operator alone is tested in both
+			}
 			t.Run(fmt.Sprintf("%s/%s", on, storage), func(t *testing.T) {
 				n := start(t, engine.Config{Model: dir, Device: on, DType: storage, MaxSeqs: 4, KVBlocks: 12, MaxModelLen: 64, MaxTokens: 64}, Options{})
 				body := func(prompt []int32, more m) m {

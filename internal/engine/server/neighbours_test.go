@@ -79,6 +79,9 @@ func startChild(t *testing.T, cfg engine.Config) *node {
 // device of its own where there are two, and a decoder in this one.
 func (s *subject) twoProcesses(t *testing.T, push bool) {
 	t.Helper()
+	if !s.Gives {
+		t.Skip("this device gives no memory to other processes")
+	}
 	p := s.on(prefiller())
 	p.KVBlocks = 1024
 	if !strings.Contains(p.Device, ":") && s.Count(t) > 1 {

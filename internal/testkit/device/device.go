@@ -34,6 +34,7 @@ type Chosen struct {
 	Asked bool   // the variable names it
 	Real  bool   // a GPU or NPU, where there is time for more
 	Same  bool   // its named operations give the host's bits
+	Gives bool   // its memory is given to other processes
 }
 
 // Choose skips the test where there is none, and fails it where the one that was
@@ -48,7 +49,7 @@ func Choose(t testing.TB) Chosen {
 		c = Chosen{Name: "cuda"}
 	}
 	d := c.Open(t)
-	c.Same = d.Caps().DeterministicReduce
+	c.Same, c.Gives = d.Caps().DeterministicReduce, d.Caps().IPCMemory
 	c.Real = c.Asked && d.Caps().Backend != "host" && !strings.Contains(d.Info().Name, "emulated")
 	t.Logf("on %s, %s", c.Name, d.Info().Name)
 	require.NoError(t, d.Close(context.Background()))
