@@ -3,6 +3,7 @@ package proxy
 import (
 	"context"
 	"encoding/json"
+	"net/http"
 	"strconv"
 	"strings"
 
@@ -292,8 +293,8 @@ func (x *exchange) goOn() {
 func (x *exchange) modelLength() int {
 	ctx, cancel := context.WithTimeout(x.r.Context(), probeTimeout)
 	defer cancel()
-	raw, ok := x.p.modelsOf(ctx, x.line.Decoder)
-	if !ok {
+	raw, status := x.p.modelsOf(ctx, x.r, x.line.Decoder)
+	if status != http.StatusOK {
 		return 0
 	}
 	var list openai.ModelList

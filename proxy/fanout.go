@@ -27,13 +27,24 @@ func (p *Proxy) instances() (prefillers, decoders []string) {
 	return prefillers, decoders
 }
 
-func (p *Proxy) small(ctx context.Context, method, addr, path, query string) (*wire.Response, error) {
+// small sends a request without a body. It carries the proxy's key, or, where
+// clients' keys are passed on, that of the client that asked; nil is none.
+func (p *Proxy) small(ctx context.Context, from *http.Request, method, addr, path, query string) (*wire.Response, error) {
 	req := &wire.Request{Method: method, Addr: addr, Path: path}
 	if query != "" {
 		req.Path += "?" + query
 	}
-	if p.cfg.APIKey != "" {
-		req.Header = append(req.Header, wire.Field{Name: "Authorization", Value: "Bearer " + p.cfg.APIKey})
+	key := ""
+	switch {
+	case p.cfg.PassAuthorization:
+		if from != nil {
+			key = from.Header.Get("Authorization")
+		}
+	case p.cfg.APIKey != "":
+		key = "Bearer " + p.cfg.APIKey
+	}
+	if key != "" {
+		req.Header = append(req.Header, wire.Field{Name: "Authorization", Value: key})
 	}
 	return p.pool.Do(ctx, req)
 }
@@ -46,7 +57,7 @@ func (p *Proxy) models(w http.ResponseWriter, r *http.Request) {
 	}
 	prefillers, decoders := p.instances()
 	for _, addr := range append(prefillers, decoders...) {
-		if body, ok := p.modelsOf(r.Context(), addr); ok {
+		if body, status := p.modelsOf(r.Context(), r, addr); status == http.StatusOK {
 			w.Header().Set("Content-Type", "application/json")
 			_, _ = w.Write(body) // a client that has gone away needs no answer
 			return
@@ -55,24 +66,34 @@ func (p *Proxy) models(w http.ResponseWriter, r *http.Request) {
 	openai.Unavailable(1, "no instance answers").Write(w)
 }
 
-func (p *Proxy) modelsOf(ctx context.Context, addr string) ([]byte, bool) {
+// modelsOf gives an instance's list and the status of its answer; 0 is none.
+func (p *Proxy) modelsOf(ctx context.Context, from *http.Request, addr string) ([]byte, int) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	resp, err := p.small(ctx, http.MethodGet, addr, "/v1/models", "")
+	resp, err := p.small(ctx, from, http.MethodGet, addr, "/v1/models", "")
 	if err != nil {
-		return nil, false
+		return nil, 0
 	}
 	defer resp.Close()
-	if resp.Status != http.StatusOK {
-		return nil, false
-	}
 	body, err := io.ReadAll(io.LimitReader(resp, 1<<20))
-	return body, err == nil
+	if err != nil {
+		return nil, 0
+	}
+	return body, resp.Status
 }
 
 // health answers 200 while the proxy serves; it asks no backend.
 func (p *Proxy) health(w http.ResponseWriter, _ *http.Request) {
 	w.WriteHeader(http.StatusOK)
+}
+
+// metricsPage names instances: where keys are checked it asks for one.
+func (p *Proxy) metricsPage(w http.ResponseWriter, r *http.Request) {
+	if _, problem := p.tenant(r); problem != nil {
+		problem.Write(w)
+		return
+	}
+	p.metrics.handler().ServeHTTP(w, r)
 }
 
 // healthcheck answers with counts; it asks no backend.
@@ -101,7 +122,7 @@ func (p *Proxy) resetPrefixCache(w http.ResponseWriter, r *http.Request) {
 	var group sync.WaitGroup
 	for i, addr := range all {
 		group.Go(func() {
-			resp, err := p.small(ctx, http.MethodPost, addr, "/reset_prefix_cache", r.URL.RawQuery)
+			resp, err := p.small(ctx, r, http.MethodPost, addr, "/reset_prefix_cache", r.URL.RawQuery)
 			if err != nil {
 				return
 			}

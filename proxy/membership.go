@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"strings"
 	"time"
@@ -70,17 +71,18 @@ func (p *Proxy) startJoin(kind string, d Decoder, how patience) {
 	})
 }
 
-// join lets an instance join once it is ready: it answers GET /v1/models. It
-// is asked again at the interval of the configuration.
+// join lets an instance join once it is ready: it answers GET /v1/models, be it
+// that it wants a client's key for that. It is asked again at the interval of
+// the configuration.
 func (p *Proxy) join(ctx context.Context, kind string, d Decoder, how patience) {
 	for try := 0; how == whileInSet || try < p.cfg.JoinTries; try++ {
 		if try > 0 && !sleep(ctx, p.cfg.JoinInterval) {
 			return
 		}
 		ready, cancel := context.WithTimeout(ctx, readyTimeout)
-		_, ok := p.modelsOf(ready, d.Addr)
+		_, status := p.modelsOf(ready, nil, d.Addr)
 		cancel()
-		if !ok {
+		if status != http.StatusOK && status != http.StatusUnauthorized && status != http.StatusForbidden {
 			if try+1 == p.cfg.JoinTries && ctx.Err() == nil {
 				p.cfg.Logger.Warn("an instance did not become ready", "kind", kind, "instance", d.Addr, "asked again", how == whileInSet)
 			}

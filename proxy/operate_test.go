@@ -324,6 +324,20 @@ func TestKeys(t *testing.T) {
 		}
 	}
 	c.wantLegs(2, 0, 2) // two tenants, two sessions
+	// What names instances or models asks for a key too.
+	for _, path := range []string{"/v1/models", "/metrics"} {
+		r := c.get(path)
+		require.Equal(t, 401, r.status, path)
+		r.errorOf(t)
+	}
+	require.Equal(t, 200, c.get("/health").status)
+	req, err := http.NewRequest(http.MethodGet, c.url+"/metrics", nil)
+	require.NoError(t, err)
+	req.Header.Set("Authorization", "Bearer sk-one")
+	resp, err := c.http.Do(req)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, 200, resp.StatusCode)
 	for _, r := range append(c.p[0].Records(), c.d[0].Records()...) {
 		require.Empty(t, r.Header.Get("Authorization"))
 	}
@@ -351,6 +365,42 @@ func TestPassAuthorization(t *testing.T) {
 	require.Equal(t, "Bearer mine", c.p[0].Records()[0].Header.Get("Authorization"))
 	c.d[0].Hook = on("d", answering(401, `{"error":{"message":"no","type":"t","param":null,"code":null}}`))
 	require.Equal(t, 401, c.post(chatPath, turnBody(1, "")).status)
+
+	// The list of models needs the client's key, and an instance that wants one is ready.
+	locked := func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Header.Get("Authorization") != "Bearer mine" {
+			answering(401, `{}`)(w, r)
+			return true
+		}
+		return false
+	}
+	closed := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !locked(w, r) {
+			_, _ = io.WriteString(w, `{"data":[]}`)
+		}
+	})}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	done := make(chan error, 1)
+	go func() { done <- closed.Serve(l) }()
+	t.Cleanup(func() { closed.Close(); <-done })
+	addr := l.Addr().String()
+	c = start(t, setup{change: func(c *Config) {
+		c.PassAuthorization, c.Prefillers = true, []string{addr}
+		c.Decoders = nil
+		c.InstancesFile = filepath.Join(t.TempDir(), "none.yaml")
+		quickJoin(c)
+	}})
+	require.Equal(t, 503, c.get("/v1/models").status)
+	req, err := http.NewRequest(http.MethodGet, c.url+"/v1/models", nil)
+	require.NoError(t, err)
+	req.Header.Set("Authorization", "Bearer mine")
+	resp, err := c.http.Do(req)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, 200, resp.StatusCode)
+	require.Equal(t, 200, c.admin("POST", "/instances/add", fmt.Sprintf(`{"type":"decode","instances":%q}`, addr), "secret").status)
+	require.Eventually(t, func() bool { return len(c.proxy.Snapshot().Decoders) == 1 }, 10*time.Second, time.Millisecond)
 }
 
 func TestRouteHeader(t *testing.T) {

@@ -173,7 +173,7 @@ func (p *Proxy) routes() {
 	p.mux.HandleFunc("GET /health", p.health)
 	p.mux.HandleFunc("GET /healthcheck", p.healthcheck)
 	p.mux.HandleFunc("POST /reset_prefix_cache", p.resetPrefixCache)
-	p.mux.Handle("GET /metrics", p.metrics.handler())
+	p.mux.HandleFunc("GET /metrics", p.metricsPage)
 	if p.cfg.Metaserver != "" {
 		p.mux.HandleFunc("POST /v1/metaserver", p.metaserver)
 	}

@@ -172,7 +172,7 @@ func (p *Proxy) noteLoad(addr string, prefill bool, s scraped) {
 func (p *Proxy) scrape(ctx context.Context, addr string) (scraped, bool) {
 	ctx, cancel := context.WithTimeout(ctx, max(p.cfg.ScrapeEvery, time.Second))
 	defer cancel()
-	resp, err := p.small(ctx, http.MethodGet, addr, "/metrics", "")
+	resp, err := p.small(ctx, nil, http.MethodGet, addr, "/metrics", "")
 	if err != nil {
 		return scraped{}, false
 	}
