@@ -2,8 +2,6 @@ package replay
 
 import (
 	"bytes"
-	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -12,35 +10,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-serving/sluice/ascendrt"
-	"github.com/sluice-serving/sluice/ascendrt/acl"
-	"github.com/sluice-serving/sluice/ascendrt/acl/emulated"
 	"github.com/sluice-serving/sluice/graphs"
+	"github.com/sluice-serving/sluice/internal/testkit/ascend"
 )
-
-// noAscend says why there is no emulated Ascend runtime; nil if there is one.
-var noAscend error
 
 // TestMain points the process at the emulated runtime before anything asks for one.
 func TestMain(m *testing.M) {
-	noAscend = emulated.Use()
+	ascend.Prepare()
 	os.Exit(m.Run())
-}
-
-func openAscend(t testing.TB) ascendrt.Device {
-	t.Helper()
-	if noAscend != nil {
-		t.Skip("no Ascend runtime: ", noAscend)
-	}
-	dev, err := acl.Backend{}.Open(0, ascendrt.OpenOptions{})
-	if errors.Is(err, ascendrt.ErrUnavailable) {
-		t.Skip("no Ascend runtime: ", err)
-	}
-	require.NoError(t, err)
-	if !dev.Caps().DeterministicReduce {
-		require.NoError(t, dev.Close(context.Background()))
-		t.Skip("a real device sums in an order of its own")
-	}
-	return dev
 }
 
 // On the emulated Ascend runtime eager, PIECEWISE and FULL runs of the same
@@ -54,7 +31,7 @@ func TestAscendModesAgreeToTheByte(t *testing.T) {
 		t.Run(fmt.Sprintf("K=%d", k), func(t *testing.T) {
 			host := play(t, arm{mode: graphs.ModeNone, kinds: kinds, k: k, kept: half}, playSeed, steps)
 			for i, mode := range []graphs.ModeConfig{graphs.ModeNone, graphs.ModePiecewise, graphs.ModeFull, graphs.ModeFullDecodeOnly, graphs.ModeFullAndPiecewise} {
-				got := play(t, arm{mode: mode, kinds: kinds, k: k, kept: half, open: openAscend, padding: PadDummyRows, poison: uint64(i + 1)}, playSeed, steps)
+				got := play(t, arm{mode: mode, kinds: kinds, k: k, kept: half, open: ascend.Open, padding: PadDummyRows, poison: uint64(i + 1)}, playSeed, steps)
 				requireSame(t, host, got)
 				if mode == graphs.ModeFullAndPiecewise {
 					require.NotZero(t, got.count.Modes[graphs.Full])
@@ -74,7 +51,7 @@ func TestAscendControlsFail(t *testing.T) {
 	differs := func(a, b history) bool {
 		return !slices.EqualFunc(a.logits, b.logits, func(x, y [][]byte) bool { return slices.EqualFunc(x, y, bytes.Equal) })
 	}
-	a := arm{mode: graphs.ModeNone, kinds: architectures["attention"], kept: half, open: openAscend, padding: PadDummyRows}
+	a := arm{mode: graphs.ModeNone, kinds: architectures["attention"], kept: half, open: ascend.Open, padding: PadDummyRows}
 	eager := play(t, a, playSeed, steps)
 	a.mode = graphs.ModeFullAndPiecewise
 	require.False(t, differs(eager, play(t, a, playSeed, steps)))

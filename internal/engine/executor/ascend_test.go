@@ -1,41 +1,19 @@
 package executor
 
 import (
-	"context"
-	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-serving/sluice/ascendrt"
-	"github.com/sluice-serving/sluice/ascendrt/acl"
 	"github.com/sluice-serving/sluice/ascendrt/host"
 	"github.com/sluice-serving/sluice/connector"
 	"github.com/sluice-serving/sluice/graphs"
 	"github.com/sluice-serving/sluice/internal/engine/model"
+	"github.com/sluice-serving/sluice/internal/testkit/ascend"
 	"github.com/sluice-serving/sluice/internal/testkit/identity"
 	"github.com/sluice-serving/sluice/scheduler"
 )
-
-// noAscend says why there is no emulated Ascend runtime; nil if there is one.
-var noAscend error
-
-func openAscend(t *testing.T) ascendrt.Device {
-	t.Helper()
-	if noAscend != nil {
-		t.Skip("no Ascend runtime: ", noAscend)
-	}
-	dev, err := acl.Backend{}.Open(0, ascendrt.OpenOptions{})
-	if errors.Is(err, ascendrt.ErrUnavailable) {
-		t.Skip("no Ascend runtime: ", err)
-	}
-	require.NoError(t, err)
-	if !dev.Caps().DeterministicReduce {
-		require.NoError(t, dev.Close(context.Background()))
-		t.Skip("a real device sums in an order of its own")
-	}
-	return dev
-}
 
 func ascendConfig(mode graphs.ModeConfig, tokens, inFlight int) Config {
 	return Config{
@@ -55,7 +33,7 @@ func TestAscendAnswersAsHost(t *testing.T) {
 	for _, mode := range []graphs.ModeConfig{graphs.ModeNone, graphs.ModeFullDecodeOnly, graphs.ModePiecewise, graphs.ModeFullAndPiecewise, graphs.ModeFull} {
 		for i, tokens := range stepSizes {
 			t.Run(mode.String(), func(t *testing.T) {
-				r := rigOn(t, openAscend(t), ascendConfig(mode, tokens, 1+i%2))
+				r := rigOn(t, ascend.Open(t), ascendConfig(mode, tokens, 1+i%2))
 				require.Equal(t, want, r.generate(prompts(), n, nil), "%d tokens per step", tokens)
 				require.Equal(t, len(r.exec.Dispatcher().Keys()), r.exec.Graphs())
 			})
@@ -63,7 +41,7 @@ func TestAscendAnswersAsHost(t *testing.T) {
 	}
 
 	// The control: overwritten keys and values change what is said.
-	r := rigOn(t, openAscend(t), ascendConfig(graphs.ModeFullDecodeOnly, 64, 1))
+	r := rigOn(t, ascend.Open(t), ascendConfig(graphs.ModeFullDecodeOnly, 64, 1))
 	done := map[scheduler.RequestID]bool{}
 	noisy := r.generate(prompts(), n, func(p *scheduler.Plan) {
 		for i, id := range p.Requests {
@@ -78,7 +56,7 @@ func TestAscendAnswersAsHost(t *testing.T) {
 
 // Connectors read and write the cache of a device that the CPU does not address.
 func TestAscendRegions(t *testing.T) {
-	r := rigOn(t, openAscend(t), ascendConfig(graphs.ModeNone, 64, 1))
+	r := rigOn(t, ascend.Open(t), ascendConfig(graphs.ModeNone, 64, 1))
 	regions, err := r.exec.Regions()
 	require.NoError(t, err)
 	require.Len(t, regions, 2*model.Builtin().Layers)

@@ -12,6 +12,7 @@ import (
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/host"
 	"github.com/sluice-serving/sluice/graphs"
+	"github.com/sluice-serving/sluice/internal/testkit/ascend"
 	"github.com/sluice-serving/sluice/scheduler"
 )
 
@@ -131,7 +132,7 @@ func TestEveryModeGivesTheSameBytes(t *testing.T) {
 	for _, mode := range append([]graphs.ModeConfig{graphs.ModeNone}, modes...) {
 		t.Run("ascend/"+mode.String(), func(t *testing.T) {
 			want := onHost(ascendConfig(graphs.ModeNone, 64, 1)).record(3, nil)
-			r := rigOn(t, openAscend(t), ascendConfig(mode, 64, 1))
+			r := rigOn(t, ascend.Open(t), ascendConfig(mode, 64, 1))
 			got := r.record(3, func(*scheduler.Plan) { r.poison() })
 			equal(want, got, mode.String())
 		})

@@ -9,12 +9,12 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/sluice-serving/sluice/ascendrt"
-	"github.com/sluice-serving/sluice/ascendrt/acl/emulated"
 	"github.com/sluice-serving/sluice/ascendrt/host"
 	"github.com/sluice-serving/sluice/connector"
 	"github.com/sluice-serving/sluice/graphs"
 	"github.com/sluice-serving/sluice/internal/engine/model"
 	"github.com/sluice-serving/sluice/internal/engine/tokenizer"
+	"github.com/sluice-serving/sluice/internal/testkit/ascend"
 	"github.com/sluice-serving/sluice/internal/testkit/device"
 	"github.com/sluice-serving/sluice/internal/testkit/identity"
 	"github.com/sluice-serving/sluice/kvcache"
@@ -23,7 +23,7 @@ import (
 
 // TestMain points the process at the emulated Ascend runtime before anything asks for one.
 func TestMain(m *testing.M) {
-	noAscend = emulated.Use()
+	ascend.Prepare()
 	device.Prepare()
 	goleak.VerifyTestMain(m)
 }

@@ -1,9 +1,7 @@
 package server
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"sync"
@@ -11,16 +9,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluice-serving/sluice/ascendrt"
-	"github.com/sluice-serving/sluice/ascendrt/acl"
 	"github.com/sluice-serving/sluice/graphs"
 	"github.com/sluice-serving/sluice/internal/engine"
 	"github.com/sluice-serving/sluice/internal/openai"
+	"github.com/sluice-serving/sluice/internal/testkit/ascend"
 	"github.com/sluice-serving/sluice/internal/testkit/identity"
 )
-
-// noAscend says why there is no emulated Ascend runtime; nil if there is one.
-var noAscend error
 
 // ascendSessions of the workload on Ascend: blocks of 128 tokens, bfloat16.
 const ascendSessions = 3
@@ -31,19 +25,7 @@ var frozenHalf = sync.OnceValue(func() *workload { return &workload{} })
 // Ascend, without prefix caching, graphs or overlap of steps.
 func ascendReference(t *testing.T) *workload {
 	t.Helper()
-	if noAscend != nil {
-		t.Skip("no Ascend runtime: ", noAscend)
-	}
-	dev, err := acl.Backend{}.Open(0, ascendrt.OpenOptions{})
-	if errors.Is(err, ascendrt.ErrUnavailable) {
-		t.Skip("no Ascend runtime: ", err)
-	}
-	require.NoError(t, err)
-	exact := dev.Caps().DeterministicReduce
-	require.NoError(t, dev.Close(context.Background()))
-	if !exact {
-		t.Skip("a real device sums in an order of its own")
-	}
+	require.NoError(t, ascend.Open(t).Close(t.Context()))
 	w := frozenHalf()
 	if len(w.turns) == 0 {
 		*w = *record(t, engine.Config{DType: "bfloat16", BlockSize: 128, KVBlocks: 64, NoPrefix: true, Sync: true, Eager: true}, ascendSessions)

@@ -16,16 +16,16 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/sluice-serving/sluice/ascendrt/acl/emulated"
 	"github.com/sluice-serving/sluice/internal/engine"
 	"github.com/sluice-serving/sluice/internal/openai"
+	"github.com/sluice-serving/sluice/internal/testkit/ascend"
 	"github.com/sluice-serving/sluice/internal/testkit/device"
 	"github.com/sluice-serving/sluice/scheduler"
 )
 
 // TestMain points the process at the emulated Ascend runtime before anything asks for one.
 func TestMain(m *testing.M) {
-	noAscend = emulated.Use()
+	ascend.Prepare()
 	device.Prepare()
 	if config := os.Getenv(childEnv); config != "" {
 		if err := child(config); err != nil {
