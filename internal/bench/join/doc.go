@@ -4,10 +4,11 @@
 //
 // A trace file holds one JSON object a line. A proxy writes one "route" line
 // per request, which names the id that each leg had; an engine writes "admit",
-// "refuse", "kv_read" and "finish" lines under those ids. Lines with other
+// "refuse", "kv_read", "kv_restore" and "finish" lines under those ids. Lines with other
 // events, and members that are not known here, are passed over.
 //
-// Check then says what the rows contradict: every hit was admitted on a cached
-// prefix and read nothing; every miss had no output and one fallback; hits and
+// Check then says what the rows contradict: every hit was admitted on a prefix
+// that was cached, or that a host tier brought back, and read nothing from a
+// Prefiller; every miss had no output and one fallback; hits and
 // fallbacks together are the follow-ups; every read moved whole blocks.
 package join

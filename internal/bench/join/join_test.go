@@ -57,6 +57,7 @@ func TestEveryContradictionIsFound(t *testing.T) {
 		"hit not admitted":     {`"event":"admit","request_id":"a-t1-local"`, `"event":"admit","request_id":"x"`, "a-t1: the hit has no scheduler admission"},
 		"hit on nothing":       {`"cached_tokens":48`, `"cached_tokens":0`, "no cached token"},
 		"hit as plain prefill": {`"route":"append"`, `"route":"local"`, `admitted as "local"`},
+		"hit on nothing told":  {`"cached_tokens":48`, `"cached_tokens":0,"external_tokens":48`, "48 tokens from outside, of which a host tier restored 0"},
 		"hit on another rank":  {`"a-t1-local","rank":1`, `"a-t1-local","rank":0`, "rank 0 admitted"},
 		"hit that read KV":     {`"kv_read","request_id":"a-t2-d"`, `"kv_read","request_id":"a-t1-local"`, "a-t1: the hit read 5 blocks"},
 		"miss with output":     {`"status":412,"output":0`, `"status":412,"output":3`, "the refused attempt had output"},
@@ -79,6 +80,14 @@ func TestEveryContradictionIsFound(t *testing.T) {
 	}
 	wrong := Check(rows(t, good), Expect{BytesPerBlock: 100})
 	require.Contains(t, strings.Join(wrong, "\n"), "only follow-ups with append-prefill")
+}
+
+// A hit may rest on what a host tier has brought back.
+func TestAHitMayBeRestored(t *testing.T) {
+	const restore = `{"event":"kv_restore","request_id":"a-t1-local","rank":1,"blocks":3,"bytes":300,"tokens":48}` + "\n"
+	restored := restore + strings.Replace(good, `"cached_tokens":48`, `"cached_tokens":0,"external_tokens":48`, 1)
+	require.NotEqual(t, restore+good, restored)
+	require.Empty(t, Check(rows(t, restored), expect))
 }
 
 func TestHitsAndFallbacksAreTheFollowUps(t *testing.T) {

@@ -176,7 +176,8 @@ func (c *checker) legs(kind string, n int) bool {
 	return true
 }
 
-// hit: admitted on a cached prefix, nothing prefilled elsewhere, nothing read.
+// hit: admitted on a prefix that is cached or that a host tier brings back,
+// nothing prefilled elsewhere, nothing read.
 func (c *checker) hit() {
 	c.legs(LegPrefill, 0)
 	c.legs(LegDecode, 0)
@@ -191,8 +192,10 @@ func (c *checker) hit() {
 	switch {
 	case a == nil:
 		c.failf("the hit has no scheduler admission")
-	case a.CachedTokens <= 0:
+	case a.CachedTokens+a.External <= 0:
 		c.failf("the hit was admitted with no cached token")
+	case a.External > restored(l):
+		c.failf("the hit was admitted with %d tokens from outside, of which a host tier restored %d", a.External, restored(l))
 	case a.Route != "append":
 		c.failf("the hit was admitted as %q", a.Route)
 	case a.Rank != c.row.Rank:
@@ -201,6 +204,17 @@ func (c *checker) hit() {
 	if l.engine != nil && len(l.engine.Reads) > 0 {
 		c.failf("the hit read %d blocks from %s", l.engine.Reads[0].Blocks, l.engine.Reads[0].Peer)
 	}
+}
+
+// restored is how many tokens a host tier brought back for a leg.
+func restored(l *leg) int {
+	n := 0
+	if l.engine != nil {
+		for _, r := range l.engine.Restores {
+			n += r.Tokens
+		}
+	}
+	return n
 }
 
 // miss: refused once, with no output.

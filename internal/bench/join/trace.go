@@ -53,6 +53,12 @@ type Admit struct {
 	Route        string `json:"route"`
 	PromptTokens int    `json:"prompt_tokens"`
 	CachedTokens int    `json:"cached_tokens"`
+	External     int    `json:"external_tokens"` // that a connector brings
+}
+
+// Restore is one load of KV from a host tier.
+type Restore struct {
+	Tokens int `json:"tokens"`
 }
 
 // Refuse is a scheduler's refusal of a local attempt.
@@ -83,6 +89,7 @@ type Engine struct {
 	Admits   []Admit
 	Refusals []Refuse
 	Reads    []KVRead
+	Restores []Restore
 	Finishes []Finish
 }
 
@@ -159,6 +166,8 @@ func (t *Traces) add(line []byte) error {
 		return decode(line, &e.Refusals)
 	case "kv_read":
 		return decode(line, &e.Reads)
+	case "kv_restore":
+		return decode(line, &e.Restores)
 	case "finish":
 		return decode(line, &e.Finishes)
 	}
