@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	_ "embed"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -26,10 +27,14 @@ const (
 	listAlign   = 16
 )
 
+//go:embed copylist.cu
+var copyListSource string
+
 // copyLists is the kernel, once it is wanted, and the lists that it may still read.
 type copyLists struct {
-	once   sync.Once
-	kernel atomic.Pointer[kernel]
+	once    sync.Once
+	program kernels
+	kernel  atomic.Pointer[kernel]
 
 	mu    sync.Mutex
 	inUse []usedList
@@ -59,7 +64,7 @@ func (l *copyLists) settle(d *device) {
 // wantLists loads the kernel, which may be to compile it. Without it every batch is the copy engine's.
 func (d *device) wantLists() {
 	d.lists.once.Do(func() {
-		k, err := d.kernels.get(d, "copy_list")
+		k, err := d.lists.program.load(d, ascendrt.Program{Kind: "cuda-c", Name: "copylist.cu", Data: []byte(copyListSource), Options: []string{"--std=c++17"}}, "copy_list")
 		if err != nil {
 			d.log.Info("many small copies stay with the copy engine", "reason", err)
 			return

@@ -198,6 +198,7 @@ func (d *device) giveBack(streams []*stream) error {
 	})
 	d.blas.close(d)
 	d.kernels.close(d)
+	d.lists.program.close(d)
 	d.fused.close(d)
 	for _, s := range streams {
 		s.freed = true

@@ -23,7 +23,9 @@
 // a matmul planned with SumFree goes to cuBLASLt instead. The fused operations and
 // attention with SumFree are those of the folder fused, for tensor cores of compute
 // capability 9.0: their launches overlap, and products of more tokens than their
-// kernels take go to cuBLASLt.
+// kernels take go to cuBLASLt. A batch of many small copies within device memory,
+// this process' or an imported one, is one kernel (copylist.cu), as a copy engine
+// takes longer to begin a copy than the memory to make it.
 //
 // A sticky fault (an illegal address, a trap, an ECC error) loses the device:
 // the driver answers every later call of the process with the same error, so

@@ -265,35 +265,6 @@ template<class T> __device__ void argmax(const T* x, i64 xs, int* y, i64 d) {
 	if (threadIdx.x == 0) y[blockIdx.x] = index[0] < 0 ? -1 : index[0];
 }
 
-// copies moves many small pieces: a unit is a part of one of them, and blocks of
-// threads take units in turn. Eight loads of a thread are under way at a time.
-struct alignas(16) quad { i64 a, b; };
-
-__device__ void copies(const i64* list, i64 units, i64 parts, i64 part) {
-	i64 u = blockIdx.x;
-	const i64* p = list + 3 * (u / parts);
-	i64 dst = p[0], src = p[1], bytes = p[2]; // the list is in host memory: the next entry is on its way while this one is copied
-	while (u < units) {
-		i64 next = u + gridDim.x;
-		i64 begin = u % parts * part / 16, end = bytes / 16;
-		quad* to = (quad*)dst;
-		const quad* from = (const quad*)src;
-		if (next < units) {
-			p = list + 3 * (next / parts);
-			dst = p[0], src = p[1], bytes = p[2];
-		}
-		if (end > begin + part / 16) end = begin + part / 16;
-		for (i64 i = begin + threadIdx.x; i < end; i += 8 * blockDim.x) {
-			quad v[8];
-#pragma unroll
-			for (int k = 0; k < 8; k++) if (i + k * blockDim.x < end) v[k] = from[i + k * blockDim.x];
-#pragma unroll
-			for (int k = 0; k < 8; k++) if (i + k * blockDim.x < end) to[i + k * blockDim.x] = v[k];
-		}
-		u = next;
-	}
-}
-
 #define KERNEL extern "C" __global__ void
 #define MATMUL(T, S, O, U) \
 KERNEL __launch_bounds__(256) matmul_tile_mk_##S##_##U(const T* x, i64 xs, const T* w, i64 ws, O* y, i64 ys, i64 n, i64 k, i64 m) { matmul_tile<T, O, false>(x, xs, w, ws, y, ys, n, k, m); } \
@@ -319,5 +290,4 @@ KERNEL cast_f32_f32(const float* x, i64 xs, float* y, i64 ys, i64 d) { cast(x, x
 KERNEL cast_f32_bf16(const float* x, i64 xs, bf16* y, i64 ys, i64 d) { cast(x, xs, y, ys, d); }
 KERNEL cast_bf16_f32(const bf16* x, i64 xs, float* y, i64 ys, i64 d) { cast(x, xs, y, ys, d); }
 KERNEL cast_bf16_bf16(const bf16* x, i64 xs, bf16* y, i64 ys, i64 d) { cast(x, xs, y, ys, d); }
-KERNEL __launch_bounds__(256) copy_list(const i64* list, i64 units, i64 parts, i64 part) { copies(list, units, parts, part); }
 KERNEL __launch_bounds__(32) empty(i64 a) {}

@@ -3,3 +3,4 @@
 #include "kernel.h"
 #define SLUICE_CUDA_EMU 1
 #include "../kernels.cu"
+#include "../copylist.cu"
