@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"reflect"
 	"strconv"
 )
 
@@ -34,9 +35,10 @@ func withConn(ctx context.Context, c net.Conn) context.Context {
 }
 
 // connOf is the connection on which an answer may be framed beside the server;
-// nil when there is none.
-func connOf(r *http.Request) net.Conn {
-	if r.ProtoMajor != 1 || r.ProtoMinor < 1 || r.Method == http.MethodHead {
+// nil when there is none, and when the writer is not the server's own: what a
+// handler around the proxy's makes of the answer is not to be passed by.
+func connOf(w http.ResponseWriter, r *http.Request) net.Conn {
+	if r.ProtoMajor != 1 || r.ProtoMinor < 1 || r.Method == http.MethodHead || reflect.TypeOf(w).String() != "*http.response" {
 		return nil
 	}
 	c, _ := r.Context().Value(connKey{}).(net.Conn)

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -42,6 +43,37 @@ func TestStreamsAreFramed(t *testing.T) {
 	_, err = r.ReadByte()
 	require.ErrorIs(t, err, io.EOF)
 }
+
+// The connection is used where the server itself writes over HTTP/1.1, and not
+// where a handler around the proxy's changes what it writes.
+func TestWhoWritesDirectly(t *testing.T) {
+	c := start(t, setup{})
+	srv := c.proxy.Server()
+	var own, wrapped net.Conn
+	srv.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		own = connOf(w, r)
+		around := struct{ http.ResponseWriter }{w}
+		wrapped = connOf(around, r)
+		c.proxy.Handler().ServeHTTP(&shouting{ResponseWriter: w}, r)
+	})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(l) }()
+	t.Cleanup(func() { srv.Close(); <-done })
+	r := c.on("http://"+l.Addr().String()).post(chatPath, turnBody(1, streamTurn))
+	require.Equal(t, 200, r.status)
+	require.NotNil(t, own)
+	require.Nil(t, wrapped)
+	require.Contains(t, r.body, `"CONTENT":"W0 "`)
+	require.NotContains(t, r.body, "content")
+}
+
+// shouting writes in capitals.
+type shouting struct{ http.ResponseWriter }
+
+func (s *shouting) Write(p []byte) (int, error) { return s.ResponseWriter.Write(bytes.ToUpper(p)) }
+func (s *shouting) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 
 // An event does not wait for one that the client does not get to see.
 func TestNothingWaitsForADroppedEvent(t *testing.T) {

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -150,7 +152,12 @@ func TestPools(t *testing.T) {
 
 // A Decoder that answers attempts from nothing is noticed by its answers.
 func TestBackendThatDoesNotRefuse(t *testing.T) {
-	c := start(t, setup{change: func(c *Config) { c.Backend, _ = Preset("plain") }, backend: func(b *backendtest.Backend) {
+	var log strings.Builder
+	var mu sync.Mutex
+	c := start(t, setup{change: func(c *Config) {
+		c.Backend, _ = Preset("plain")
+		c.Logger = slog.New(slog.NewTextHandler(lockedWriter{&mu, &log}, nil))
+	}, backend: func(b *backendtest.Backend) {
 		b.Prompt = 3000
 		b.Hook = func(w http.ResponseWriter, _ *http.Request, rec backendtest.Record) bool {
 			if rec.Leg != "d" || rec.Params()["do_remote_prefill"] == true {
@@ -168,6 +175,10 @@ func TestBackendThatDoesNotRefuse(t *testing.T) {
 	require.Equal(t, "local", c.traces(4)[3].Route)
 	c.post(chatPath, body(1), "X-Session-ID", "s")
 	require.Equal(t, "not_refusing", c.traces(5)[4].Reason)
+	require.Contains(t, c.get("/metrics").body, "sluice_proxy_not_refusing_total 1")
+	mu.Lock()
+	defer mu.Unlock()
+	require.Contains(t, log.String(), "decoder_append_prefill_enable", "what to set")
 }
 
 // The usage that an attempt is asked for stays inside unless the client asked.

@@ -93,7 +93,7 @@ func (p *Proxy) turn(at endpoint) http.HandlerFunc {
 		x.id = requestID(r.Header.Get("X-Request-Id"))
 		x.trace = newTraceContext(r.Header.Get("Traceparent"), r.Header.Get("Tracestate"))
 		x.span = x.trace.record(p.spans, r)
-		x.out = answer{w: w, flush: http.NewResponseController(w), timeout: p.cfg.ClientTimeout, direct: direct{conn: connOf(r)}}
+		x.out = answer{w: w, flush: http.NewResponseController(w), timeout: p.cfg.ClientTimeout, direct: direct{conn: connOf(w, r)}}
 		w.Header().Set("X-Request-Id", x.id)
 		var problem *openai.Error
 		if x.tenant, problem = p.tenant(r); problem != nil {
