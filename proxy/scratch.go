@@ -15,6 +15,7 @@ type scratch struct {
 	edited, out    []byte        // the rewritten data, and the event around it
 	numbers        []byte
 	pattern        pattern // of the stream's events
+	chunk          []byte  // what is written of them at a time
 }
 
 var scratches = sync.Pool{New: func() any { return new(scratch) }}
@@ -26,7 +27,7 @@ const maxScratch = 64 << 10
 
 // giveBack keeps the memory for the next leg.
 func (s *scratch) giveBack() {
-	if cap(s.raw) <= maxScratch && cap(s.edited) <= maxScratch && cap(s.out) <= maxScratch {
+	if cap(s.raw) <= maxScratch && cap(s.edited) <= maxScratch && cap(s.out) <= maxScratch && cap(s.chunk) <= maxScratch {
 		scratches.Put(s)
 	}
 }

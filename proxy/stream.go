@@ -23,6 +23,12 @@ func isEventStream(contentType string) bool {
 func (r *relay) stream(resp *wire.Response, body io.Reader) (res result) {
 	events := openai.NewReader(body, int(min(r.x.p.cfg.MaxAnswer, 1<<30)))
 	r.pattern.forget()
+	d := &r.x.out.direct
+	d.buf = r.chunk[:0]
+	defer func() {
+		r.x.out.end() // the memory is the next leg's
+		r.chunk, d.buf = d.buf[:0], nil
+	}()
 	ended := false // the end marker came
 	err := resp.Poll(func() (over bool) {
 		for !over {
