@@ -104,9 +104,21 @@ func (u unmapped) Register(m transport.Memory, unit int64) (transport.Descriptor
 }
 
 func TestConformanceOfNeighbours(t *testing.T) {
+	t.Run("plain", func(t *testing.T) { neighbours(t, Config{}) })
+	t.Run("tls", func(t *testing.T) {
+		ca := conformance.NewAuthority(t)
+		cert, key := ca.Issue(t, "127.0.0.1")
+		server, client, err := MutualTLS(cert, key, ca.File)
+		require.NoError(t, err)
+		neighbours(t, Config{ServerTLS: server, ClientTLS: client})
+	})
+}
+
+func neighbours(t *testing.T, cfg Config) {
 	conformance.Run(t, func(t *testing.T, notified transport.Notified) transport.Transport {
 		near := newBeside()
-		made, err := New(Config{Notified: notified, Near: near, Grace: 10 * time.Second})
+		cfg.Notified, cfg.Near, cfg.Grace = notified, near, 10*time.Second
+		made, err := New(cfg)
 		require.NoError(t, err)
 		require.False(t, made.Guarded())
 		t.Cleanup(func() {
