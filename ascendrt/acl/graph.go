@@ -111,18 +111,8 @@ func (d *device) Capture(st ascendrt.Stream, c *ascendrt.Commands, o ascendrt.Ca
 		return nil, err
 	}
 	defer d.Leave()
-	s, ok := st.(*stream)
-	if !ok || s.d != d {
-		return nil, invalid("capture", "the stream is of another device", ascendrt.ErrInvalid)
-	}
-	if _, ok := handles.Lookup[*stream](&d.Refs, s.ref); !ok {
-		return nil, invalid("capture", "the stream was closed before", ascendrt.ErrClosed)
-	}
-	external := func(ref ascendrt.Ref) bool {
-		e, ok := lookupEvent(d, ref)
-		return ok && e.kind == ascendrt.EventExternal
-	}
-	if err := ascendrt.CheckCapture(c, name, s.ref, external); err != nil {
+	s, err := base.CheckCapture[*stream, *eventState](&d.Core, st, c)
+	if err != nil {
 		return nil, err
 	}
 	if err := checkUpdatable(c, o.Updatable); err != nil {

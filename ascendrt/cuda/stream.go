@@ -68,6 +68,9 @@ func (d *device) newStream(o ascendrt.StreamOptions) (*stream, error) {
 
 func (s *stream) Ref() ascendrt.Ref { return s.ref }
 
+// Owner is the device's core.
+func (s *stream) Owner() *base.Core { return &s.d.Core }
+
 // Submit translates the buffer, then replays it in one crossing under the locks
 // of all streams it uses, in the order of their refs.
 func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {

@@ -12,7 +12,6 @@ import (
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/internal/arena"
 	"github.com/sluice-serving/sluice/ascendrt/internal/base"
-	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
 	"github.com/sluice-serving/sluice/ascendrt/internal/memory"
 )
 
@@ -99,10 +98,6 @@ func (t *translator) translate(c *ascendrt.Commands) (n int, err error) {
 		}
 	}
 	return c.Len(), wrong
-}
-
-func lookupEvent(d *device, ref ascendrt.Ref) (*eventState, bool) {
-	return handles.Lookup[*eventState](&d.Refs, ref)
 }
 
 // memory checks a range and notes its allocation for a capture.

@@ -43,18 +43,8 @@ func (d *device) Capture(s ascendrt.Stream, c *ascendrt.Commands, o ascendrt.Cap
 		return nil, err
 	}
 	defer d.Leave()
-	own, ok := s.(*stream)
-	if !ok || own.d != d {
-		return nil, invalid("capture", "the stream is of another device", ascendrt.ErrInvalid)
-	}
-	if _, ok := handles.Lookup[*stream](&d.Refs, own.ref); !ok {
-		return nil, invalid("capture", "the stream was closed before", ascendrt.ErrClosed)
-	}
-	external := func(ref ascendrt.Ref) bool {
-		e, ok := handles.Lookup[*eventState](&d.Refs, ref)
-		return ok && e.kind == ascendrt.EventExternal
-	}
-	if err := ascendrt.CheckCapture(c, name, own.ref, external); err != nil {
+	own, err := base.CheckCapture[*stream, *eventState](&d.Core, s, c)
+	if err != nil {
 		return nil, err
 	}
 	nodes, _, err := d.compile(c)

@@ -77,6 +77,9 @@ func (d *device) NewStream(o ascendrt.StreamOptions) (ascendrt.Stream, error) {
 
 func (s *stream) Ref() ascendrt.Ref { return s.ref }
 
+// Owner is the device's core.
+func (s *stream) Owner() *base.Core { return &s.d.Core }
+
 // loop is the goroutine of the stream. It ends when the queue was ended and is
 // empty, when the device is lost or when Close gave up.
 func (s *stream) loop() {

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
 )
 
 // Graph is what the captured graphs of all drivers have in common. Its lock
@@ -49,6 +50,29 @@ func (g *Graph) Close(c *Core, ref ascendrt.Ref, cleanup *runtime.Cleanup, drop,
 	if c.LostError() == nil {
 		c.Later(g.last, free)
 	}
+}
+
+// Owned is a stream that says whose it is.
+type Owned interface {
+	comparable
+	ascendrt.Stream
+	Owner() *Core
+}
+
+// CheckCapture gives a backend's own stream for a capture of the buffer on st: it
+// is an open one of this device, and the buffer is one that can be captured.
+func CheckCapture[S Owned, E EventState](c *Core, st ascendrt.Stream, buffer *ascendrt.Commands) (own S, err error) {
+	own, ok := st.(S)
+	if !ok || own.Owner() != c {
+		return own, c.Invalid("capture", "the stream is of another device", ascendrt.ErrInvalid)
+	}
+	if _, ok := handles.Lookup[S](&c.Refs, st.Ref()); !ok {
+		return own, c.Invalid("capture", "the stream was closed before", ascendrt.ErrClosed)
+	}
+	return own, ascendrt.CheckCapture(buffer, c.Backend, st.Ref(), func(ref ascendrt.Ref) bool {
+		e, ok := handles.Lookup[E](&c.Refs, ref)
+		return ok && e.Kind() == ascendrt.EventExternal
+	})
 }
 
 // Latest replaces the point of a stream among points.
