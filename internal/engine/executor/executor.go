@@ -190,6 +190,9 @@ func (e *Executor) alloc(bytes int) (ascendrt.Buffer, error) {
 
 func (e *Executor) allocPlaced(bytes int, p ascendrt.Placement) (ascendrt.Buffer, error) {
 	b, err := e.dev.Alloc(bytes, p)
+	if err != nil && p == ascendrt.PlaceShareable && !errors.Is(err, ascendrt.ErrOutOfMemory) {
+		b, err = e.dev.Alloc(bytes, ascendrt.PlaceDefault) // it moves through the host then
+	}
 	if err != nil {
 		return nil, err
 	}

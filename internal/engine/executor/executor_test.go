@@ -307,6 +307,34 @@ func TestRegions(t *testing.T) {
 	require.Zero(t, b[4*regions[1].BlockBytes+2])
 }
 
+// secretive refuses memory that another process may map.
+type secretive struct{ ascendrt.Device }
+
+func (d secretive) Alloc(n int, p ascendrt.Placement) (ascendrt.Buffer, error) {
+	if p == ascendrt.PlaceShareable {
+		return nil, &ascendrt.Error{Backend: "test", Call: "alloc", Command: -1, Class: ascendrt.ErrUnsupported}
+	}
+	return d.Device.Alloc(n, p)
+}
+
+// Memory that cannot be shared is no reason not to serve.
+func TestPoolThatCannotBeShared(t *testing.T) {
+	dev, err := (host.Backend{}).Open(0, ascendrt.OpenOptions{Workers: 1})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, dev.Close(context.Background())) }()
+	c := Config{
+		Model: model.Builtin(), Blocks: 4, BlockSize: 16, MaxSeqs: 1, MaxTokens: 8, MaxLen: 16, KV: ascendrt.PlaceShareable,
+		Graphs: graphs.Config{Mode: graphs.ModeNone, MaxNumSeqs: 1, MaxNumBatchedTokens: 8},
+	}
+	e, err := New(t.Context(), secretive{dev}, c, weights())
+	require.NoError(t, err)
+	regions, err := e.Regions()
+	require.NoError(t, err)
+	require.Len(t, regions, 2*c.Model.Layers)
+	require.NoError(t, e.Close())
+	require.Zero(t, dev.Live())
+}
+
 // Where the CPU does not address the device's memory, regions copy.
 func TestRegionsOfFarMemory(t *testing.T) {
 	dev, err := (host.Backend{}).Open(0, ascendrt.OpenOptions{Workers: 1})
