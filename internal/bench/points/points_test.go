@@ -232,7 +232,7 @@ func TestMediansAndChecks(t *testing.T) {
 	require.NoError(t, Print(&out, lines, Tails, Text))
 	require.Contains(t, out.String(), "on one X, KV by tcp, KV of 0 tokens at P and 0 at D; 2026-01-02 03:04 to 03:04, commit c0ffee")
 	require.Contains(t, out.String(), "1.700 (1.600–1.800)", "median, least and greatest of three")
-	require.Contains(t, out.String(), "queues")
+	require.Contains(t, out.String(), "(2.68)", "what is not judged stands in brackets")
 	require.Contains(t, out.String(), "MISS  qwen3-0.6b 1024/256 at 16 req/s, one-new-token-hardened")
 	out.Reset()
 	require.NoError(t, Print(&out, lines, AppendPrefill, Text))

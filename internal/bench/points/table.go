@@ -119,7 +119,7 @@ func (r *Row) tailsCells() []string {
 	switch {
 	case r.Piecewise+r.None == 0:
 	case r.Saturated():
-		expected = "queues"
+		expected = "(" + fixed(100*r.Expected(), 2) + ")"
 	default:
 		expected = fixed(100*r.Expected(), 2)
 	}
