@@ -268,15 +268,17 @@ func TestAppendOnSharedExperts(t *testing.T) {
 
 // begun submits so many requests to rank 1 and waits for their first tokens.
 func begun(n, prompt, output int) func(a *attempts) []*Stream {
-	return func(a *attempts) (out []*Stream) {
-		for i := range n {
-			s := a.submit("other", ids(40+i, prompt), on(1, tokens(output)))
-			_, err := s.Next(context.Background())
-			require.NoError(a, err)
-			out = append(out, s)
-		}
-		return out
+	return func(a *attempts) []*Stream { return begunOn(a, 1, n, prompt, output) }
+}
+
+func begunOn(a *attempts, rank, n, prompt, output int) (out []*Stream) {
+	for i := range n {
+		s := a.submit("other", ids(40+i, prompt), on(rank, tokens(output)))
+		_, err := s.Next(context.Background())
+		require.NoError(a, err)
+		out = append(out, s)
 	}
+	return out
 }
 
 // answered reads the streams of the other rank to their ends.
@@ -296,6 +298,57 @@ func lose(a *attempts, rank int) {
 	require.ErrorIs(a, err, ascendrt.ErrDeviceLost, "the process must be restarted")
 	require.ErrorContains(a, err, "pulled out")
 	require.ErrorIs(a, a.e.Err(), ErrClosed)
+}
+
+// failing is a scheduler whose n-th plan with rows is spoiled.
+type failing struct {
+	*scheduler.Scheduler
+	n     int
+	spoil func(p *scheduler.Plan) *scheduler.Plan
+}
+
+func (f *failing) Plan(now scheduler.Time) *scheduler.Plan {
+	p := f.Scheduler.Plan(now)
+	if p.Rows() > 0 {
+		if f.n--; f.n == 0 {
+			return f.spoil(p)
+		}
+	}
+	return p
+}
+
+// A rank that fails with its device whole ends the others: before it votes on a
+// step, and behind its vote, when the others have begun the step and wait for it
+// on their devices. The engine says what failed, and closes.
+func TestAFailingRankEndsTheOthers(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil func(p *scheduler.Plan) *scheduler.Plan
+		text  string
+	}{
+		"before its vote": {func(*scheduler.Plan) *scheduler.Plan { return nil }, "rank 1: no plan"},
+		"behind its vote": {func(p *scheduler.Plan) *scheduler.Plan { p.Inputs[0] = 9999; return p }, "token 9999 is not in the vocabulary"},
+	} {
+		for _, n := range []int{1, 5} {
+			t.Run(fmt.Sprintf("%s, step %d", name, n), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					a := start(t, sharing(t, nil), Options{Scheduler: func(rank int, s *scheduler.Scheduler) Scheduler {
+						if rank == 0 {
+							return s
+						}
+						return &failing{Scheduler: s, n: n, spoil: c.spoil}
+					}})
+					streams := begunOn(a, 0, 2, 90, 400)
+					streams = append(streams, a.submit("bad", ids(70, 20), on(1, tokens(40))))
+					for _, s := range streams {
+						_, last := a.read(s)
+						require.ErrorIs(t, last.Err, ErrClosed)
+					}
+					require.ErrorContains(t, a.e.Wait(), c.text)
+					require.ErrorContains(t, a.e.Close(), c.text)
+				})
+			})
+		}
+	}
 }
 
 // The control: an engine whose ranks take no part in the steps of others stands
