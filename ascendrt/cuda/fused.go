@@ -372,13 +372,17 @@ func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
 		}
 		rings = k
 	}
-	tall, err := d.fast("attend_long", module...)
-	if err != nil {
-		return err
-	}
+	var tall []*kernel
 	tallShared := 2 * n.HeadDim * (128 + 4*64)
-	if err := d.allowShared(tall, tallShared+64); err != nil { // and what it has beside
-		return err
+	for _, c := range clusters {
+		k, err := d.fast(fmt.Sprintf("attend_long_%d", c), module...)
+		if err == nil {
+			err = d.allowShared(k, tallShared+64) // and what it has beside
+		}
+		if err != nil {
+			return err
+		}
+		tall = append(tall, k)
 	}
 	shift := uint64(wordbits.TrailingZeros(uint(n.BlockSize)))
 	scale := bits(n.Scale * 1.44269504088896341)
@@ -411,7 +415,12 @@ func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
 		if tiles == 0 {
 			return nil
 		}
-		return t.overlap(tall, [3]int{tiles, n.KVHeads, 1}, 128, tallShared, append(append(params, uint64(reqs)), append(tail, uint64(few))...)...)
+		// Two blocks fit a multiprocessor. One has at least two tiles of 64 keys.
+		c = 0
+		for c < len(clusters)-1 && tiles*n.KVHeads*clusters[c+1] <= 2*d.info.ComputeUnits && table.RowLen()*n.BlockSize >= 128*clusters[c+1] {
+			c++
+		}
+		return t.overlap(tall[c], [3]int{tiles * clusters[c], n.KVHeads, 1}, 128, tallShared, append(append(params, uint64(reqs)), append(tail, uint64(few))...)...)
 	}
 	return nil
 }

@@ -256,8 +256,10 @@ __device__ __forceinline__ void ldm_turned(u32* r, const void* p) {
 
 // Attention of long rows: a block computes 128 pairs of a query token and a head
 // of one kv group (4 warps, 32 each) over tiles of 64 keys, two tiles in flight.
-// Rows with up to `few` pairs are left to attend_short.
-template<int D>
+// Rows with up to `few` pairs are left to attend_short. The CL blocks of a cluster
+// share the keys, as a few new tokens behind a long cached prefix would otherwise
+// keep one multiprocessor per kv group busy; each finishes a part of the pairs.
+template<int D, int CL>
 __device__ void attend_tall(const u16* q, i64 qs, const u16* kc, i64 kcs, const u16* vc, i64 vcs, const int* table, i64 tbs,
 	const int* starts, const int* lens, int requests, u16* y, i64 ys, int kvheads, int shift, float scale, int few) {
 	constexpr int BN = 64, CH = D / 8, group = GROUP; // CH: 16-byte pieces of a row
@@ -267,7 +269,7 @@ __device__ void attend_tall(const u16* q, i64 qs, const u16* kc, i64 kcs, const 
 	go();
 	await();
 	if (warp == 0) { // which request and tile: tiles are counted over the requests
-		int want = blockIdx.x, before = 0, hit = -1, tile = 0;
+		int want = blockIdx.x / CL, before = 0, hit = -1, tile = 0;
 		for (int r0 = 0; r0 < requests && hit < 0; r0 += 32) {
 			int r = r0 + lane, c = r < requests ? starts[r + 1] - starts[r] : 0;
 			int n = c * group > few && lens[r] > 0 ? (c + per - 1) / per : 0, incl = n;
@@ -288,10 +290,11 @@ __device__ void attend_tall(const u16* q, i64 qs, const u16* kc, i64 kcs, const 
 	}
 	__syncthreads();
 	const int req = found;
-	if (req < 0) return;
-	const int kvh = blockIdx.y, first = starts[req], count = starts[req + 1] - first, len = lens[req];
+	if (req < 0) return; // as the others of the cluster do
+	const int rank = blockIdx.x % CL, kvh = blockIdx.y, first = starts[req], count = starts[req + 1] - first, len = lens[req];
 	const int tok0 = where * per, rows = min(per, count - tok0) * group, pos0 = len - count + tok0;
 	const int end = pos0 + (rows - 1) / group + 1, tiles = (end + BN - 1) / BN; // keys that the last row sees
+	const int share = (tiles + CL - 1) / CL, from = min(tiles, rank * share), to = min(tiles, from + share);
 	const i64 width = (i64)kvheads * D;
 	const int mask = (1 << shift) - 1;
 	table += req * tbs;
@@ -314,7 +317,7 @@ __device__ void attend_tall(const u16* q, i64 qs, const u16* kc, i64 kcs, const 
 			copy16(sv + o, vc + b * vcs + (t & mask) * width + c * 8);
 		}
 	};
-	fetch(0, 0);
+	if (from < to) fetch(from, 0);
 	commit();
 	float acc[2][D / 8][4], top[2][2], sum[2][2];
 #pragma unroll
@@ -323,12 +326,13 @@ __device__ void attend_tall(const u16* q, i64 qs, const u16* kc, i64 kcs, const 
 #pragma unroll
 		for (int t = 0; t < D / 8; t++) acc[i][t][0] = acc[i][t][1] = acc[i][t][2] = acc[i][t][3] = 0.0f;
 	}
-	for (int tile = 0; tile < tiles; tile++) {
-		if (tile + 1 < tiles) fetch(tile + 1, (tile + 1) & 1);
+	for (int tile = from; tile < to; tile++) {
+		const int stage = (tile - from) & 1;
+		if (tile + 1 < to) fetch(tile + 1, stage ^ 1);
 		commit();
 		arrived<1>();
 		__syncthreads();
-		const u16 *k = sk + (tile & 1) * BN * D, *v = sv + (tile & 1) * BN * D;
+		const u16 *k = sk + stage * BN * D, *v = sv + stage * BN * D;
 		float s[2][BN / 8][4];
 #pragma unroll
 		for (int i = 0; i < 2; i++)
@@ -403,6 +407,13 @@ __device__ void attend_tall(const u16* q, i64 qs, const u16* kc, i64 kcs, const 
 		}
 		__syncthreads();
 	}
+	// Keys and values are not used again: a block's sums take their place, its maxima
+	// and sums of weights that of the queries.
+	float *outs = (float*)sk, *tops = (float*)sq, *sums = tops + 128; // [128][D], [128], [128]
+	if (CL > 1) {
+		arrived<0>();
+		__syncthreads();
+	}
 #pragma unroll
 	for (int i = 0; i < 2; i++)
 #pragma unroll
@@ -411,11 +422,37 @@ __device__ void attend_tall(const u16* q, i64 qs, const u16* kc, i64 kcs, const 
 			l += shfl(l, 1), l += shfl(l, 2);
 			int r = warp * 32 + i * 16 + h * 8 + g;
 			if (r >= rows) continue;
+			if (CL > 1) {
+				if (j == 0) tops[r] = top[i][h], sums[r] = l;
+#pragma unroll
+				for (int t = 0; t < D / 8; t++) *(float2*)(outs + r * D + t * 8 + 2 * j) = float2{ acc[i][t][2 * h], acc[i][t][2 * h + 1] };
+				continue;
+			}
 			float f = 1.0f / l;
 			u16* o = y + (first + tok0 + r / group) * ys + (kvh * group + r % group) * D + 2 * j;
 #pragma unroll
 			for (int t = 0; t < D / 8; t++) *(u32*)(o + t * 8) = pack(acc[i][t][2 * h] * f, acc[i][t][2 * h + 1] * f);
 		}
+	if (CL == 1) return;
+	cluster_sync();
+	// Block `rank` adds up every CL-th pair. The first block has keys that each pair sees.
+#pragma unroll 1
+	for (int r = rank + CL * warp; r < rows; r += 4 * CL) {
+		float m = minus_inf(), l = 0.0f, f[CL];
+#pragma unroll
+		for (int c = 0; c < CL; c++) m = fmaxf(m, f[c] = pull(tops + r, c));
+#pragma unroll
+		for (int c = 0; c < CL; c++) f[c] = ex2((f[c] - m) * scale), l += pull(sums + r, c) * f[c];
+		u16* o = y + (first + tok0 + r / group) * ys + (kvh * group + r % group) * D;
+#pragma unroll
+		for (int d = 2 * lane; d < D; d += 64) {
+			float a = 0.0f, b = 0.0f;
+#pragma unroll
+			for (int c = 0; c < CL; c++) a += pull(outs + r * D + d, c) * f[c], b += pull(outs + r * D + d + 1, c) * f[c];
+			*(u32*)(o + d) = pack(a / l, b / l);
+		}
+	}
+	cluster_sync(); // nobody leaves while others read
 }
 
 #endif

@@ -29,6 +29,14 @@ __device__ __forceinline__ void push(float* p, int rank, float v) {
 	asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(b) : "r"(a), "r"(rank));
 	asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(b), "f"(v) : "memory");
 }
+// Reads from the same place there.
+__device__ __forceinline__ float pull(const float* p, int rank) {
+	u32 a = (u32)__cvta_generic_to_shared(p), b;
+	float v;
+	asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(b) : "r"(a), "r"(rank));
+	asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(b) : "memory");
+	return v;
+}
 __device__ __forceinline__ v4 ld_weight(const void* p) {
 	v4 r;
 	asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p));
