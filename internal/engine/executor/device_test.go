@@ -165,10 +165,13 @@ func far(want, got trace) (worst float64, same int) {
 // are further off.
 func TestFusedAnswersOnDevice(t *testing.T) {
 	d := device.Choose(t)
+	if !d.Asked && byteSeeds == 1 {
+		t.Skip("emulated, under the race detector: TestExactAnswersOnDevice takes the same ways")
+	}
 	c, w := device.Wide()
 	questions, n, sizes, modes := prompts(), 24, []int{16, 64}, allModes
 	if !d.Asked {
-		questions, n, sizes, modes = questions[1:4], 4, []int{16}, []graphs.ModeConfig{graphs.ModeFull}
+		questions, n, sizes, modes = questions[1:4], 3, []int{16}, []graphs.ModeConfig{graphs.ModeFull}
 	}
 	run := func(t *testing.T, dev ascendrt.Device, mode graphs.ModeConfig, tokens int, spoil bool) ([]trace, bool) {
 		r := rigOf(t, dev, deviceConfig(c, ascendrt.BFloat16, mode, tokens, 1), w)

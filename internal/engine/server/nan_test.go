@@ -24,6 +24,11 @@ const poisonous = 5
 func TestNaNEndsThatRequestAlone(t *testing.T) {
 	d := device.Choose(t)
 	c, w := device.Wide()
+	if !d.Asked { // emulated: a smaller one
+		c = model.Builtin()
+		c.Tied = false
+		w = model.Generate(c, model.BuiltinScales(), 1, func(int) bool { return true })
+	}
 	for i := range c.Hidden {
 		w[model.EmbedName][poisonous*c.Hidden+i] = float32(math.NaN())
 	}
@@ -47,7 +52,7 @@ func TestNaNEndsThatRequestAlone(t *testing.T) {
 				body := func(prompt []int32, more m) m {
 					return merged(m{"prompt": prompt, "max_tokens": answers, "temperature": 0, "ignore_eos": true, "return_token_ids": true}, more)
 				}
-				good := []int32{9, 8, 7, 300, 200, 100, 11}
+				good := []int32{9, 8, 7, 250, 200, 100, 11}
 				ask := func() identity.Answer { return n.complete(body(good, nil)).Choices[0].TokenIDs }
 				want := ask()
 				var wg sync.WaitGroup
