@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"strconv"
 	"strings"
 
 	"github.com/tidwall/gjson"
@@ -274,7 +273,7 @@ func (s *Server) choices(c *call, prompts [][]scheduler.Token, q *openai.Samplin
 				ID: c.answerID, TraceID: c.id,
 				Prompt: append([]scheduler.Token(nil), p...), MaxTokens: most, MinTokens: q.MinTokens,
 				StopIDs: stopIDs, Sampling: sampling, IgnoreEOS: q.IgnoreEOS, Salt: route.CacheSalt, Priority: route.Priority,
-				Append: c.attempt, Params: params.Raw, Threshold: route.CacheHitThreshold,
+				Params: params.Raw, Threshold: route.CacheHitThreshold,
 				Noise: c.noise,
 			})
 		}
@@ -294,16 +293,16 @@ func (s *Server) headers(c *call, r *http.Request) *openai.Error {
 	session := r.Header.Get("X-Session-ID")
 	c.session = session != ""
 	rank := engine.AnyRank
-	if n, err := strconv.Atoi(r.Header.Get("X-data-parallel-rank")); err == nil {
+	if n, ok := namedRank(r); ok {
 		if n < 0 || n >= s.engine.Ranks() {
-			return openai.BadRequest("X-data-parallel-rank", "rank %d does not exist; this engine has %d", n, s.engine.Ranks())
+			return openai.BadRequest(rankHeader, "rank %d does not exist; this engine has %d", n, s.engine.Ranks())
 		}
 		rank = n
 	}
+	ends := strings.EqualFold(r.Header.Get("X-Session-End"), "true")
 	for i := range c.choices {
-		c.choices[i].Session, c.choices[i].Rank = session, rank
-		c.choices[i].EndSession = strings.EqualFold(r.Header.Get("X-Session-End"), "true")
-		c.choices[i].Append = c.attempt
+		q := &c.choices[i]
+		q.Session, q.Rank, q.EndSession, q.Append = session, rank, ends, c.attempt
 	}
 	return nil
 }

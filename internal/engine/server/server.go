@@ -93,15 +93,24 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mux.ServeHTTP(w, r)
 }
 
-// engineHeader names the engine and rank on every answer.
-const engineHeader = "X-Sluice-Engine"
+const (
+	engineHeader = "X-Sluice-Engine"      // names the engine and rank on every answer
+	rankHeader   = "X-data-parallel-rank" // names the rank that a request is for
+)
 
 // rankOf is the rank that the request names, 0 if it names none that exists.
 func (s *Server) rankOf(r *http.Request) int {
-	if n, err := strconv.Atoi(r.Header.Get("X-data-parallel-rank")); err == nil && n >= 0 && n < s.engine.Ranks() {
+	if n, ok := namedRank(r); ok && n >= 0 && n < s.engine.Ranks() {
 		return n
 	}
 	return 0
+}
+
+// namedRank is the rank that a request names, which need not exist. A value that
+// is no number names none.
+func namedRank(r *http.Request) (int, bool) {
+	n, err := strconv.Atoi(r.Header.Get(rankHeader))
+	return n, err == nil
 }
 
 func (s *Server) models(w http.ResponseWriter, _ *http.Request) {
