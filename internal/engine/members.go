@@ -15,7 +15,7 @@ import (
 // not know the struct behind it.
 func memberError(err error, v any) error {
 	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok && wrong.Field != "" {
-		return fmt.Errorf("%s is a JSON %s, must be %s", wrong.Field, wrong.Value, kindWord(wrong.Type))
+		return &typeError{fmt.Sprintf("%s is a JSON %s, must be %s", wrong.Field, wrong.Value, kindWord(wrong.Type)), wrong}
 	}
 	name, ok := strings.CutPrefix(err.Error(), "json: unknown field ") // the library has no type for it
 	if !ok {
@@ -96,3 +96,13 @@ func editDistance(a, b string) int {
 	}
 	return row[len(b)]
 }
+
+// typeError says of a member what it must be; the decoder's error stays its cause.
+type typeError struct {
+	text  string
+	cause *json.UnmarshalTypeError
+}
+
+func (e *typeError) Error() string { return e.text }
+
+func (e *typeError) Unwrap() error { return e.cause }
