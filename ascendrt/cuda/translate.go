@@ -109,6 +109,15 @@ func (t *translator) memory(addr uint64, n int) (*memory.Alloc, error) {
 	return a, err
 }
 
+// near is memory for one end of a batch, whose copies often follow each other in
+// the same allocations.
+func (t *translator) near(last *memory.Alloc, addr uint64, n int) (*memory.Alloc, error) {
+	if last != nil && last.Holds(addr, n) {
+		return last, nil
+	}
+	return t.memory(addr, n)
+}
+
 func (t *translator) one(r ascendrt.Record) error {
 	if err := t.slots.Before(r.Kind); err != nil {
 		return err
@@ -216,10 +225,15 @@ func (t *translator) copy(dst, src uint64, n int) error {
 
 // ends looks up both sides of a copy.
 func (t *translator) ends(dst, src uint64, n int) (to, from *memory.Alloc, err error) {
-	if to, err = t.memory(dst, n); err != nil {
+	return t.endsNear(nil, nil, dst, src, n)
+}
+
+// endsNear is ends where those of the copy before are known.
+func (t *translator) endsNear(lastTo, lastFrom *memory.Alloc, dst, src uint64, n int) (to, from *memory.Alloc, err error) {
+	if to, err = t.near(lastTo, dst, n); err != nil {
 		return nil, nil, fmt.Errorf("destination: %w", err)
 	}
-	if from, err = t.memory(src, n); err != nil {
+	if from, err = t.near(lastFrom, src, n); err != nil {
 		return nil, nil, fmt.Errorf("source: %w", err)
 	}
 	if dst < src+uint64(n) && src < dst+uint64(n) {
@@ -249,11 +263,13 @@ func (t *translator) direction(dst, src uint64, n int) (uint32, error) {
 func (t *translator) batch(p []uint64) error {
 	t.small.reset()
 	t.large.reset()
+	var to, from *memory.Alloc
 	for ; len(p) >= 4; p = p[4:] {
 		if p[2] == 0 {
 			continue
 		}
-		to, from, err := t.ends(p[0], p[1], int(p[2]))
+		var err error
+		to, from, err = t.endsNear(to, from, p[0], p[1], int(p[2]))
 		switch {
 		case err != nil:
 			return err

@@ -76,8 +76,8 @@ func (m *DeviceMover) Load(ctx context.Context, moves []Move) error {
 	return m.copy(ctx, &m.lanes[1], moves)
 }
 
-// copy submits one batch and waits until the device has done it, also when ctx
-// ends before: a copy that was submitted cannot be taken back.
+// copy submits the moves and waits until the device has done what was submitted,
+// also when ctx ends before or not all could be: a copy cannot be taken back.
 func (m *DeviceMover) copy(ctx context.Context, l *lane, moves []Move) error {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
@@ -86,25 +86,31 @@ func (m *DeviceMover) copy(ctx context.Context, l *lane, moves []Move) error {
 		return nil
 	}
 	p, err := m.submit(l, moves)
-	if err != nil {
-		return err
-	}
-	return p.Wait(context.WithoutCancel(ctx))
+	return errors.Join(err, p.Wait(context.WithoutCancel(ctx)))
 }
 
+// submit gives the point behind all that was submitted.
 func (m *DeviceMover) submit(l *lane, moves []Move) (ascendrt.Point, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.cmd.Reset()
 	if l.stage != nil && gathers(moves) {
-		m.throughStage(l, moves)
-	} else {
-		m.straight(l, moves)
+		return m.throughStage(l, moves)
 	}
+	l.cmd.Reset()
+	m.straight(l, moves)
+	return l.send(ascendrt.Point{})
+}
+
+// send submits what was appended; where that fails, before is the point that
+// still counts.
+func (l *lane) send(before ascendrt.Point) (ascendrt.Point, error) {
 	if err := l.cmd.Err(); err != nil {
-		return ascendrt.Point{}, err
+		return before, err
 	}
-	p, _, err := l.stream.Submit(&l.cmd)
+	p, n, err := l.stream.Submit(&l.cmd)
+	if err != nil && n == 0 {
+		return before, err
+	}
 	return p, err
 }
 

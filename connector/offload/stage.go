@@ -1,5 +1,7 @@
 package offload
 
+import "github.com/sluice-serving/sluice/ascendrt"
+
 // A block is many small pieces on the device, one in each region, and one run of
 // bytes in the tier. A copy between device and host costs as much time as it takes
 // to move tens of kilobytes, so pieces are gathered on the device first, where a
@@ -28,17 +30,22 @@ func gathers(moves []Move) bool {
 	return bytes < gatherBytes*len(moves) && 4*runs <= len(moves)
 }
 
-// throughStage appends moves as batches of at most a stage.
-func (m *DeviceMover) throughStage(l *lane, moves []Move) {
-	for len(moves) > 0 {
+// throughStage submits the moves, a filling of the stage at a time: many small
+// pieces take as long to prepare as to cross, and so the next filling is prepared
+// while one crosses. The point is behind what was submitted.
+func (m *DeviceMover) throughStage(l *lane, moves []Move) (p ascendrt.Point, err error) {
+	for len(moves) > 0 && err == nil {
 		n, used := 0, 0
 		for n < len(moves) && used+moves[n].Bytes <= stageBytes {
 			used += moves[n].Bytes
 			n++
 		}
+		l.cmd.Reset()
 		m.stageOnce(l, moves[:n])
+		p, err = l.send(p)
 		moves = moves[n:]
 	}
+	return p, err
 }
 
 // stageOnce appends what one filling of the stage moves.

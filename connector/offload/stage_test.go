@@ -107,5 +107,13 @@ func TestStage(t *testing.T) {
 		require.NoError(t, ascendrt.Download(ctx, dev, stream, got, b.View()))
 		require.Equal(t, data[i], got, "region %d", i)
 	}
+	// A filling that cannot be: the ones before it have ended when Save returns.
+	clear(host)
+	wrong := append(moves[:len(moves):len(moves)], Move{Region: 0, Offset: blocks * piece, Host: 0, Bytes: piece})
+	require.ErrorIs(t, m.Save(ctx, wrong), ascendrt.ErrInvalid)
+	first := stageBytes / piece
+	for _, v := range moves[:first] {
+		require.Equal(t, data[v.Region][v.Offset:v.Offset+piece], host[v.Host:v.Host+piece])
+	}
 	require.NoError(t, m.Close())
 }

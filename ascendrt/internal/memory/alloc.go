@@ -37,6 +37,11 @@ type Alloc struct {
 	stack  []uintptr
 }
 
+// Holds tells whether [addr, addr+n) lies in the allocation, which is alive.
+func (a *Alloc) Holds(addr uint64, n int) bool {
+	return n >= 0 && addr >= a.Addr && addr-a.Addr <= uint64(a.Len) && uint64(n) <= a.Room(addr) && !a.dead.Load()
+}
+
 // Hold keeps the allocation for a graph that names it, until Drop.
 func (a *Alloc) Hold() { a.graphs.Add(1) }
 

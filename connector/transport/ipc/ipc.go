@@ -20,13 +20,23 @@ type Near struct {
 	card   []byte
 	self   card
 	beacon ascendrt.Buffer
+	lanes  [lanes]lane // of the neighbours in turn
 
 	mu        sync.Mutex
-	stream    ascendrt.Stream // copies
-	cmd       ascendrt.Commands
-	dst, src  []ascendrt.View
+	met       int                 // neighbours so far
 	processes map[string]*process // met, by their name
 	closed    bool
+}
+
+// lanes is how many neighbours' copies are prepared and run at a time: of many
+// small pieces preparing them takes longer than the copies do.
+const lanes = 4
+
+type lane struct {
+	mu       sync.Mutex
+	stream   ascendrt.Stream
+	cmd      ascendrt.Commands
+	dst, src []ascendrt.View
 }
 
 var (
@@ -55,8 +65,10 @@ func New(dev ascendrt.Device) (*Near, error) {
 	n := &Near{dev: dev, processes: map[string]*process{}}
 	n.self = card{Version: cardVersion, Host: host, Backend: caps.Backend, Device: info.UUID}
 	rand.Read(n.self.Process[:]) // never fails
-	if n.stream, err = dev.NewStream(ascendrt.StreamOptions{Role: "kv ipc"}); err != nil {
-		return nil, fmt.Errorf("ipc: %w", err)
+	for i := range n.lanes {
+		if n.lanes[i].stream, err = dev.NewStream(ascendrt.StreamOptions{Role: "kv ipc"}); err != nil {
+			return nil, errors.Join(fmt.Errorf("ipc: %w", err), n.Close())
+		}
 	}
 	if err := n.light(); err != nil {
 		err = errors.Join(err, n.Close())
@@ -71,7 +83,7 @@ func (n *Near) light() error {
 	if n.beacon, err = n.dev.Alloc(len(n.self.Process), ascendrt.PlaceShareable); err != nil {
 		return err
 	}
-	if err := ascendrt.Upload(context.Background(), n.dev, n.stream, n.beacon.View(), n.self.Process[:]); err != nil {
+	if err := ascendrt.Upload(context.Background(), n.dev, n.lanes[0].stream, n.beacon.View(), n.self.Process[:]); err != nil {
 		return err
 	}
 	if n.self.Beacon, err = n.dev.Export(n.beacon); err != nil {
@@ -113,7 +125,8 @@ func (n *Near) Meet(b []byte) (tcp.Neighbour, error) {
 		n.processes[name] = p
 	}
 	p.users++
-	return &neighbour{n: n, p: p}, nil
+	n.met++
+	return &neighbour{n: n, p: p, lane: &n.lanes[n.met%lanes]}, nil
 }
 
 // look reads the peer's random text through its handle. The lock is held.
@@ -126,7 +139,7 @@ func (n *Near) look(c card) error {
 	if b.Len() != len(text) {
 		err = fmt.Errorf("its handle leads to %d bytes, want %d", b.Len(), len(text))
 	} else {
-		err = ascendrt.Download(context.Background(), n.dev, n.stream, text[:], b.View())
+		err = ascendrt.Download(context.Background(), n.dev, n.lanes[0].stream, text[:], b.View())
 	}
 	if err == nil && !bytes.Equal(text[:], c.Process[:]) {
 		err = errors.New("its handle leads to other memory here")
@@ -185,7 +198,11 @@ func (n *Near) Close() error {
 		errs = append(errs, p.close())
 	}
 	clear(n.processes)
-	errs = append(errs, n.stream.Close())
+	for i := range n.lanes {
+		if s := n.lanes[i].stream; s != nil {
+			errs = append(errs, s.Close())
+		}
+	}
 	if n.beacon != nil {
 		errs = append(errs, n.beacon.FreeAfter(ascendrt.Point{}))
 	}
@@ -233,8 +250,9 @@ func (p *process) region(n *Near, key []byte) (ascendrt.Buffer, error) {
 
 // neighbour is a process as one connection sees it.
 type neighbour struct {
-	n *Near
-	p *process // nil: closed
+	n    *Near
+	p    *process // nil: closed
+	lane *lane
 }
 
 // Close ends the use of a process; the last one closes what was imported.
@@ -262,32 +280,43 @@ func (x *neighbour) Fetch(ranges []tcp.NearRange) error {
 }
 
 func (x *neighbour) submit(ranges []tcp.NearRange) (ascendrt.Point, error) {
-	n := x.n
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.closed || x.p == nil {
-		return ascendrt.Point{}, transport.ErrClosed
-	}
-	n.dst, n.src = n.dst[:0], n.src[:0]
-	for _, r := range ranges {
-		to := bufferOf(r.Memory)
-		if to == nil {
-			return ascendrt.Point{}, fmt.Errorf("%w: no device memory", tcp.ErrFar)
+	l := x.lane
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.dst, l.src = l.dst[:0], l.src[:0]
+	var to, from ascendrt.Buffer
+	for i, r := range ranges {
+		if i == 0 || r.Memory != ranges[i-1].Memory {
+			if to = bufferOf(r.Memory); to == nil {
+				return ascendrt.Point{}, fmt.Errorf("%w: no device memory", tcp.ErrFar)
+			}
 		}
-		from, err := x.p.region(n, r.Key)
-		if err != nil {
-			return ascendrt.Point{}, err
+		if i == 0 || !bytes.Equal(r.Key, ranges[i-1].Key) {
+			var err error
+			if from, err = x.region(r.Key); err != nil {
+				return ascendrt.Point{}, err
+			}
 		}
-		n.dst = append(n.dst, slice(to, r.Offset, r.Length))
-		n.src = append(n.src, slice(from, r.From, r.Length))
+		l.dst = append(l.dst, slice(to, r.Offset, r.Length))
+		l.src = append(l.src, slice(from, r.From, r.Length))
 	}
-	n.cmd.Reset()
-	n.cmd.CopyBatch(n.dst, n.src)
-	if err := n.cmd.Err(); err != nil {
+	l.cmd.Reset()
+	l.cmd.CopyBatch(l.dst, l.src)
+	if err := l.cmd.Err(); err != nil {
 		return ascendrt.Point{}, err
 	}
-	p, _, err := n.stream.Submit(&n.cmd)
+	p, _, err := l.stream.Submit(&l.cmd)
 	return p, err
+}
+
+// region is the peer's memory of a key.
+func (x *neighbour) region(key []byte) (ascendrt.Buffer, error) {
+	x.n.mu.Lock()
+	defer x.n.mu.Unlock()
+	if x.n.closed || x.p == nil {
+		return nil, transport.ErrClosed
+	}
+	return x.p.region(x.n, key)
 }
 
 // slice is part of a buffer, or an invalid view.

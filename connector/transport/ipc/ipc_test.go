@@ -63,7 +63,7 @@ func child() error {
 	}
 	var c ascendrt.Commands
 	c.Fill(b.View(), 0x42)
-	p, _, err := n.stream.Submit(&c)
+	p, _, err := n.lanes[0].stream.Submit(&c)
 	if err == nil {
 		err = p.Wait(context.Background())
 	}
@@ -217,11 +217,11 @@ func TestExposeAndFetch(t *testing.T) {
 	require.NoError(t, err)
 	one := func(r tcp.NearRange) error { return peer.Fetch([]tcp.NearRange{r}) }
 	zero := make([]byte, regionBytes)
-	require.NoError(t, ascendrt.Upload(context.Background(), dev, n.stream, buf.View(), zero))
+	require.NoError(t, ascendrt.Upload(context.Background(), dev, n.lanes[0].stream, buf.View(), zero))
 	good := tcp.NearRange{Memory: hidden{region{buf}}, Offset: 4096, Key: s.Key, From: 512, Length: 8192}
 	require.NoError(t, one(good))
 	got := make([]byte, regionBytes)
-	require.NoError(t, ascendrt.Download(context.Background(), dev, n.stream, got, buf.View()))
+	require.NoError(t, ascendrt.Download(context.Background(), dev, n.lanes[0].stream, got, buf.View()))
 	require.Equal(t, byte(0x42), got[4096])
 	require.Equal(t, byte(0x42), got[4096+8191])
 	require.Equal(t, zero[:4096], got[:4096], "nothing before it")

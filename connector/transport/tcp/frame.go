@@ -81,8 +81,8 @@ const (
 	segmentSize = 16
 	requestBase = 28
 
-	maxSegments = 1024     // of one request
-	maxRequest  = 64 << 20 // bytes that one request may move
+	maxSegments = 4096      // of one request
+	maxRequest  = 256 << 20 // bytes that one request may move
 	maxOffset   = 1 << 62
 	frameBytes  = 256 << 10 // greatest data payload
 	maxText     = 256       // of a done frame

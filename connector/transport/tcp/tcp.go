@@ -39,7 +39,7 @@ type Config struct {
 	Advertise    string                  // what peers dial; default the listener's address
 	Conns        int                     // connections to a peer; default 4
 	MaxConns     int                     // accepted connections; default 256
-	ChunkBytes   int64                   // greatest part of a transfer on one connection; default 4 MiB, at most 64 MiB
+	ChunkBytes   int64                   // greatest part of a transfer on one connection; default 4 MiB, at most 256 MiB
 	Checksum     Checksum                // default CRC32C
 	DialTimeout  time.Duration           // connection and hello; default 5 s
 	StallTimeout time.Duration           // without progress on a frame; default 10 s

@@ -82,7 +82,7 @@ func New(ctx context.Context, dev ascendrt.Device, c Config, w model.Source) (_ 
 	for _, k := range e.dispatch.Keys() {
 		e.maxTokens, e.maxReqs = max(e.maxTokens, int(k.Tokens)), max(e.maxReqs, int(k.Reqs))
 	}
-	if e.stream, err = dev.NewStream(ascendrt.StreamOptions{Role: "steps"}); err != nil {
+	if e.stream, err = dev.NewStream(ascendrt.StreamOptions{Role: "steps", Priority: 1}); err != nil {
 		return nil, fmt.Errorf("executor stream: %w", err)
 	}
 	if err := e.build(ctx, w); err != nil {
