@@ -99,7 +99,7 @@ func (r *runner) arm(ctx context.Context, d *decoder, l *Line) error {
 	if err := r.probe(ctx, d, l); err != nil {
 		return fmt.Errorf("probes: %w", err)
 	}
-	if err := r.fleet.forget(ctx, d); err != nil { // what warmed up
+	if err := r.fleet.forget(ctx, d.child.URL()); err != nil { // what warmed up
 		return err
 	}
 	l.PromptMs, l.Factor = milliseconds(took), float64(publishedPrompt)/float64(took)

@@ -260,22 +260,36 @@ func (f *fleet) settle(ctx context.Context, d *decoder) (pages, float64, error) 
 	}
 }
 
-// forget empties the Decoder's prefix cache, so that every point begins alike.
-func (f *fleet) forget(ctx context.Context, d *decoder) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, d.child.URL()+"/reset_prefix_cache", nil)
+// forget empties a Decoder's prefix cache, so that every point begins alike. It
+// waits while something still holds blocks, such as a save of the point before.
+func (f *fleet) forget(ctx context.Context, url string) error {
+	for end := time.Now().Add(settleTimeout); ; {
+		status, text, err := f.reset(ctx, url)
+		switch {
+		case err != nil:
+			return fmt.Errorf("reset the prefix cache: %w", err)
+		case status == http.StatusOK:
+			return nil
+		case status != http.StatusConflict || time.Now().After(end):
+			return fmt.Errorf("reset the prefix cache: status %d: %s", status, text)
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (f *fleet) reset(ctx context.Context, url string) (status int, text []byte, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/reset_prefix_cache", nil)
 	if err != nil {
-		return err
+		return 0, nil, err
 	}
 	resp, err := f.client.Do(req)
 	if err != nil {
-		return fmt.Errorf("reset the prefix cache: %w", err)
+		return 0, nil, err
 	}
-	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<12))
-	if err := errors.Join(err, resp.Body.Close()); err != nil {
-		return fmt.Errorf("reset the prefix cache: %w", err)
-	}
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("reset the prefix cache: status %d: %s", resp.StatusCode, text)
-	}
-	return nil
+	text, err = io.ReadAll(io.LimitReader(resp.Body, 1<<12))
+	return resp.StatusCode, text, errors.Join(err, resp.Body.Close())
 }

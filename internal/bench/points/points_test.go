@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -383,4 +385,22 @@ func TestPointsThatAreNotKept(t *testing.T) {
 		require.Len(t, f.Lines(), 3)
 		require.NoError(t, f.Close())
 	})
+}
+
+// A Decoder that still saves the KV of the point before is waited for; what is wrong
+// otherwise is said at once.
+func TestForgettingWaits(t *testing.T) {
+	answers := []int{http.StatusConflict, http.StatusConflict, http.StatusOK, http.StatusInternalServerError}
+	asked := 0
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		require.Equal(t, "/reset_prefix_cache", r.URL.Path)
+		w.WriteHeader(answers[asked])
+		asked++
+	}))
+	defer srv.Close()
+	f := &fleet{client: srv.Client()}
+	require.NoError(t, f.forget(t.Context(), srv.URL))
+	require.Equal(t, 3, asked)
+	require.ErrorContains(t, f.forget(t.Context(), srv.URL), "status 500")
+	require.Equal(t, 4, asked)
 }

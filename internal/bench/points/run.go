@@ -280,7 +280,7 @@ func (r *runner) point(ctx context.Context, p *Point, todo []Point) (*Line, erro
 	d := r.fleet.use(p.variant())
 	begun := time.Now()
 	l := &Line{Date: begun.UTC().Truncate(time.Second), Origin: r.origin(p), Point: *p}
-	if err := r.fleet.forget(ctx, d); err != nil {
+	if err := r.fleet.forget(ctx, d.child.URL()); err != nil {
 		return nil, err
 	}
 	var err error
