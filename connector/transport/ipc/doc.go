@@ -1,7 +1,7 @@
 // Package ipc lets package tcp read device memory of another process of the
 // same host by the device itself: a [Near] opens the memory of this side to
-// other processes, imports that of a peer once, and copies between the two on a
-// stream of its own, over whatever joins the two devices. Nothing passes through
+// other processes, imports that of a peer once, and copies between the two on
+// streams of its own, over whatever joins the two devices. Nothing passes through
 // host memory, and no byte of KV travels on a connection.
 //
 //	D: read ──request, capability──▶ P: checks the grant
