@@ -183,7 +183,7 @@ func (p *Proxy) reconcile(m Members) {
 		want[[2]string{"prefill", a}] = Decoder{Addr: a}
 	}
 	for _, n := range m.Decoders {
-		want[[2]string{"decode", n.Addr}] = Decoder{Addr: n.Addr, Ranks: n.Ranks, Pool: n.Pool}
+		want[[2]string{"decode", n.Addr}] = Decoder(n)
 	}
 	p.mu.Lock()
 	if p.closed {
