@@ -1,6 +1,7 @@
 package server
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"testing"
 
@@ -14,15 +15,14 @@ import (
 // as those of the built-in model do: a comparison of two ways of serving one would
 // otherwise prove nothing.
 func TestRandomWeightsReadTheirContext(t *testing.T) {
-	for name, cfg := range map[string]engine.Config{
-		"tiny": {Model: "random:tiny"}, "experts": {Model: "random:tiny-moe"}, "shared experts": {Model: "random:tiny-moe", DataParallel: 2, ExpertParallel: true},
-	} {
-		t.Run(name, func(t *testing.T) { readsItsContext(t, cfg) })
+	cases := []engine.Config{{Model: "random:tiny-moe", DataParallel: 2, ExpertParallel: true}, {Model: "random:tiny"}, {Model: "random:tiny-moe"}}
+	for _, cfg := range cases[:min(few, len(cases))] {
+		t.Run(fmt.Sprintf("%s on %d", cfg.Model, max(1, cfg.DataParallel)), func(t *testing.T) { readsItsContext(t, cfg) })
 	}
 }
 
 func readsItsContext(t *testing.T, cfg engine.Config) {
-	const vocabulary, blocks = 512, 10
+	const vocabulary, blocks = 512, 5
 	cfg.BlockSize, cfg.MaxModelLen = 16, 16*blocks+answerLen
 	n := start(t, cfg, Options{Noise: NoiseAllowed})
 	rng := rand.New(rand.NewPCG(7, 1))
@@ -36,7 +36,6 @@ func readsItsContext(t *testing.T, cfg engine.Config) {
 	ask := func(more m) (out []identity.Answer) {
 		for _, p := range prompts {
 			body := merged(m{"prompt": p, "max_tokens": answerLen, "ignore_eos": true, "return_token_ids": true}, more)
-			n.complete(body) // so that the prompt is in the cache
 			out = append(out, n.complete(body).Choices[0].TokenIDs)
 		}
 		return out
