@@ -167,3 +167,10 @@ func TestTheArrivalWindowIsScaled(t *testing.T) {
 	require.Equal(t, r.w.ArrivalWindow()/2, r.window())
 	require.Equal(t, 7*time.Second, r.w.ArrivalWindow())
 }
+
+func TestEnginesAreDescribed(t *testing.T) {
+	e := EngineInfo{Role: "kv_consumer", Scheduling: "async", Runner: "1", Device: "host"}
+	require.Equal(t, "role kv_consumer, async scheduling, model runner 1, device host", e.String())
+	e.Role = "" // it runs alone
+	require.Contains(t, e.String(), "role none, ")
+}

@@ -1,7 +1,9 @@
 package demo
 
 import (
+	"cmp"
 	"encoding/json"
+	"fmt"
 	"io"
 
 	"github.com/sluice-serving/sluice/internal/bench/join"
@@ -50,6 +52,11 @@ type EngineInfo struct {
 	Device     string `json:"device"`
 	Model      string `json:"model"`
 	BlockBytes int64  `json:"kv_block_bytes"`
+}
+
+// String is what people are told of an engine; one without a connector has no role.
+func (e *EngineInfo) String() string {
+	return fmt.Sprintf("role %s, %s scheduling, model runner %s, device %s", cmp.Or(e.Role, "none"), e.Scheduling, e.Runner, e.Device)
 }
 
 // Probe is one request that was sent before the arms to show a decision on a rank.

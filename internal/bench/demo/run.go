@@ -235,7 +235,7 @@ func (r *runner) describe(ctx context.Context, c *up.Child) error {
 		info.Role, info.Scheduling, info.Runner, info.Device, info.Model = l["role"], l["scheduling"], l["runner"], l["device"], l["model"]
 	}
 	r.report.Engines = append(r.report.Engines, info)
-	fmt.Fprintf(r.out, "%-5s %s  role %s, %s scheduling, model runner %s, device %s\n", c.Name(), c.URL(), info.Role, info.Scheduling, info.Runner, info.Device)
+	fmt.Fprintf(r.out, "%-5s %s  %s\n", c.Name(), c.URL(), &info)
 	return nil
 }
 

@@ -194,7 +194,7 @@ func (r *runner) table() {
 	w := r.report.Workload
 	fmt.Fprintf(&b, "\n%d sessions, %d requests, %d follow-ups, arrivals over %.1f s, workload sha256 %.12s\n", w.Sessions, w.Requests, w.FollowUps, w.Window*w.TimeScale, w.Hash)
 	for _, e := range r.report.Engines {
-		fmt.Fprintf(&b, "%-5s role %s, %s scheduling, model runner %s, device %s, model %s\n", e.Name, e.Role, e.Scheduling, e.Runner, e.Device, e.Model)
+		fmt.Fprintf(&b, "%-5s %s, model %s\n", e.Name, &e, e.Model)
 	}
 	b.WriteByte('\n')
 	for _, c := range r.report.Checks {
