@@ -6,7 +6,6 @@ package bench
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -99,24 +98,18 @@ func Run(ctx context.Context, o Options, out io.Writer) (*Result, error) {
 
 func run(ctx context.Context, o *Options, bar *progress.Bar) (*Once, error) {
 	once := &Once{Started: time.Now()}
-	watched, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var peaks chan scrape.Peak
+	var queue *scrape.Watch
 	if o.Watch != "" {
-		peaks = make(chan scrape.Peak, 1)
-		go func() {
-			peaks <- scrape.WatchPeak(watched, o.Load.Server.Client, o.Watch, "vllm:num_requests_waiting", 100*time.Millisecond)
-		}()
+		var err error
+		if queue, err = scrape.WatchPeak(ctx, o.Load.Server.Client, o.Watch, "vllm:num_requests_waiting", 100*time.Millisecond); err != nil {
+			return nil, err
+		}
 	}
 	cfg := o.Load
 	cfg.Observe = bar.Observe
 	records, err := load.Run(ctx, o.Workload, cfg)
-	cancel()
-	if peaks != nil {
-		peak := <-peaks
-		if err == nil && peak.Samples == 0 {
-			err = errors.New("the metrics page could not be read: " + o.Watch)
-		}
+	if queue != nil {
+		peak := queue.Stop()
 		once.QueuePeak = &peak.Value
 	}
 	if err != nil {

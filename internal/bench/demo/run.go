@@ -280,21 +280,17 @@ func (r *runner) arm(ctx context.Context, a *arm) error {
 func (r *runner) replay(ctx context.Context, url string, a *Arm, bar *progress.Bar) (float64, error) {
 	window, cancel := context.WithTimeout(ctx, r.window())
 	defer cancel()
-	peaks := make(chan scrape.Peak, 1)
-	go func() {
-		peaks <- scrape.WatchPeak(window, r.client, r.prefiller.URL()+"/metrics", "vllm:num_requests_waiting", scrapeEvery)
-	}()
+	queue, err := scrape.WatchPeak(window, r.client, r.prefiller.URL()+"/metrics", "vllm:num_requests_waiting", scrapeEvery)
+	if err != nil {
+		return 0, fmt.Errorf("the Prefiller's queue: %w", err)
+	}
 	records, err := load.Run(ctx, r.w, load.Config{
 		Server: load.Server{URL: url, Model: r.p.Model, Client: r.client}, Endpoint: load.Chat,
 		Prefix: a.Name + "-", CacheSalt: a.CacheSalt, Timeout: requestTimeout, TimeScale: r.scale, Observe: bar.Observe,
 	})
-	cancel()
-	peak := <-peaks
+	peak := queue.Stop()
 	if err != nil {
 		return 0, err
-	}
-	if peak.Samples == 0 {
-		return 0, errors.New("the Prefiller's queue could not be read")
 	}
 	a.records, a.Summary = records, measure.Summarize(records)
 	return peak.Value, nil

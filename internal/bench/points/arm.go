@@ -110,10 +110,10 @@ func (r *runner) arm(ctx context.Context, d *decoder, l *Line) error {
 		window := time.Duration(scale * float64(w.ArrivalWindow()))
 		watched, cancel := context.WithTimeout(ctx, max(window, shortestWatch))
 		defer cancel()
-		peaks := make(chan scrape.Peak, 1)
-		go func() {
-			peaks <- scrape.WatchPeak(watched, r.fleet.client, r.fleet.prefiller.URL()+"/metrics", "vllm:num_requests_waiting", max(window/150, 10*time.Millisecond))
-		}()
+		queue, err := scrape.WatchPeak(watched, r.fleet.client, r.fleet.prefiller.URL()+"/metrics", "vllm:num_requests_waiting", max(window/150, 10*time.Millisecond))
+		if err != nil {
+			return nil, fmt.Errorf("the Prefiller's queue: %w", err)
+		}
 		records, err := r.replay(ctx, d, w, &l.Point, routing, load.Config{
 			Prefix: prefix, CacheSalt: prefix, TimeScale: scale,
 			Prepare: func(_ string, turn int, call *load.Call) {
@@ -122,12 +122,7 @@ func (r *runner) arm(ctx context.Context, d *decoder, l *Line) error {
 				}
 			},
 		})
-		cancel()
-		peak := <-peaks
-		if err == nil && peak.Samples == 0 {
-			err = fmt.Errorf("the Prefiller's queue could not be read: %d pages failed", peak.Failed)
-		}
-		l.QueuePeak = max(peak.Value, 0) // below 0 without samples
+		l.QueuePeak = queue.Stop().Value
 		return records, err
 	})
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math"
 	"net/http"
 	"slices"
 	"time"
@@ -149,13 +148,43 @@ type Peak struct {
 	Failed  int // pages that could not be read
 }
 
-// WatchPeak reads the sum of a gauge every interval until ctx ends and gives
-// its highest value. It blocks; the caller owns the goroutine.
-func WatchPeak(ctx context.Context, client *http.Client, url, name string, every time.Duration) Peak {
-	peak := Peak{Value: math.Inf(-1)}
+// Watch follows a gauge in the background; Stop ends it.
+type Watch struct {
+	cancel context.CancelFunc
+	peak   chan Peak
+}
+
+// WatchPeak reads the sum of a gauge once before it returns, so that no load is
+// too short to be watched, and then every interval until ctx ends or Stop is
+// called. A page that cannot be read at first is an error; later ones are
+// counted.
+func WatchPeak(ctx context.Context, client *http.Client, url, name string, every time.Duration) (*Watch, error) {
+	page, err := Fetch(ctx, client, url)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	w := &Watch{cancel: cancel, peak: make(chan Peak, 1)}
+	go func() { w.peak <- follow(ctx, client, url, name, every, page.Sum(name, nil)) }()
+	return w, nil
+}
+
+// Stop ends the watch and gives what it saw. It is called once.
+func (w *Watch) Stop() Peak {
+	w.cancel()
+	return <-w.peak
+}
+
+func follow(ctx context.Context, client *http.Client, url, name string, every time.Duration, first float64) Peak {
+	peak := Peak{Value: first, Samples: 1}
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
+		select {
+		case <-ctx.Done():
+			return peak
+		case <-tick.C:
+		}
 		page, err := Fetch(ctx, client, url)
 		switch {
 		case err == nil:
@@ -163,14 +192,6 @@ func WatchPeak(ctx context.Context, client *http.Client, url, name string, every
 			peak.Value = max(peak.Value, page.Sum(name, nil))
 		case ctx.Err() == nil:
 			peak.Failed++
-		}
-		select {
-		case <-ctx.Done():
-			if peak.Samples == 0 {
-				peak.Value = 0
-			}
-			return peak
-		case <-tick.C:
 		}
 	}
 }

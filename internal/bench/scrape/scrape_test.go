@@ -1,7 +1,6 @@
 package scrape
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -68,13 +67,29 @@ func TestPeakIsTheHighestSeen(t *testing.T) {
 		fmt.Fprintf(w, "# TYPE g gauge\ng %d\n", values[min(int(i), len(values)-1)])
 	}))
 	defer server.Close()
-	ctx, cancel := context.WithCancel(t.Context())
-	got := make(chan Peak)
-	go func() { got <- WatchPeak(ctx, server.Client(), server.URL, "g", time.Millisecond) }()
+	watch, err := WatchPeak(t.Context(), server.Client(), server.URL, "g", time.Millisecond)
+	require.NoError(t, err)
 	<-done
-	cancel()
-	peak := <-got
+	peak := watch.Stop()
 	require.InDelta(t, 5, peak.Value, 0)
 	require.GreaterOrEqual(t, peak.Samples, len(values))
 	require.Zero(t, peak.Failed)
+}
+
+func TestPeakOfAMomentAndOfNothing(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/metrics" {
+			http.NotFound(w, r)
+			return
+		}
+		fmt.Fprint(w, "# TYPE g gauge\ng 7\n")
+	}))
+	defer server.Close()
+	watch, err := WatchPeak(t.Context(), server.Client(), server.URL+"/metrics", "g", time.Hour)
+	require.NoError(t, err)
+	peak := watch.Stop() // nothing lies between
+	require.InDelta(t, 7, peak.Value, 0)
+	require.Equal(t, 1, peak.Samples)
+	_, err = WatchPeak(t.Context(), server.Client(), server.URL+"/nothing", "g", time.Hour)
+	require.ErrorContains(t, err, "404")
 }
