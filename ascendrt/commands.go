@@ -11,6 +11,9 @@ type Commands struct {
 	n    int
 	err  error
 	errN int // index of the command that err is about
+
+	seen  []uint64 // blocks, as CopyBlocks checks them
+	order []int32  // regions, likewise
 }
 
 // OpRef is the index of a command in its buffer; it names the command for
@@ -23,27 +26,28 @@ type Kind uint32
 // The record kinds. a is the six header words, behind the sizes; payload words
 // follow the header.
 const (
-	KindNone      Kind = iota
-	KindCopy           // a: dst addr, src addr, bytes, dst room
-	KindCopyBatch      // a: count; payload: count × (dst addr, src addr, bytes, dst room)
-	KindFill           // a: addr, bytes, value, room
-	KindOp             // a: op, workspace addr, workspace bytes, tensor count; payload: tensors
-	KindLaunch         // a: kernel, x|y<<32, z|bx<<32, by|bz<<32, shared bytes, argument bytes; payload: arguments
-	KindRecord         // a: event
-	KindWaitEvent      // a: event
-	KindWaitPoint      // a: stream, sequence number
-	KindStream         // a: stream that takes the commands behind this one
-	KindGraph          // a: graph
-	KindSlot           // a: slot, count; payload: values for the next op
-	KindReduce         // a: communicator, src addr, dst addr, elements, type, reduction
-	KindGatherAll      // a: communicator, src addr, dst addr, elements per rank, type
-	KindAllToAll       // a: communicator, src addr, dst addr, elements per pair, type
+	KindNone       Kind = iota
+	KindCopy            // a: dst addr, src addr, bytes, dst room
+	KindCopyBatch       // a: count; payload: count × (dst addr, src addr, bytes, dst room)
+	KindFill            // a: addr, bytes, value, room
+	KindOp              // a: op, workspace addr, workspace bytes, tensor count; payload: tensors
+	KindLaunch          // a: kernel, x|y<<32, z|bx<<32, by|bz<<32, shared bytes, argument bytes; payload: arguments
+	KindRecord          // a: event
+	KindWaitEvent       // a: event
+	KindWaitPoint       // a: stream, sequence number
+	KindStream          // a: stream that takes the commands behind this one
+	KindGraph           // a: graph
+	KindSlot            // a: slot, count; payload: values for the next op
+	KindReduce          // a: communicator, src addr, dst addr, elements, type, reduction
+	KindGatherAll       // a: communicator, src addr, dst addr, elements per rank, type
+	KindAllToAll        // a: communicator, src addr, dst addr, elements per pair, type
+	KindCopyBlocks      // a: regions, pairs, copy by, width, greatest dst block, greatest src block; payload: regions, dst block | src block<<32
 )
 
 // String names the kind.
 func (k Kind) String() string {
 	names := [...]string{"none", "copy", "copy batch", "fill", "op", "launch", "record", "wait event", "wait point",
-		"stream", "graph", "slot", "all-reduce", "all-gather", "all-to-all"}
+		"stream", "graph", "slot", "all-reduce", "all-gather", "all-to-all", "copy blocks"}
 	if int(k) < len(names) {
 		return names[k]
 	}

@@ -73,6 +73,7 @@ type Caps struct {
 	RawKernels          bool       // LoadProgram works
 	BatchCopy           bool       // CopyBatch is one driver call
 	ListCopy            bool       // CopyBatch of many small copies within device memory runs at the memory's speed
+	BlockCopy           bool       // CopyBlocks works
 	IPCMemory           bool       // Export and Import work
 	IPCEvents           bool       // EventIPC works
 	PeerCopy            bool       // copies between devices work

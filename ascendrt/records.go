@@ -65,7 +65,7 @@ func CheckCapture(c *Commands, backend string, origin Ref, external func(Ref) bo
 	for r := range Records(c.buf) {
 		last = r.Index
 		switch r.Kind {
-		case KindCopyBatch, KindGraph, KindWaitPoint:
+		case KindCopyBatch, KindCopyBlocks, KindGraph, KindWaitPoint:
 			err = bad(r, "not allowed in a graph")
 		case KindStream:
 			s := Ref(r.A[0])

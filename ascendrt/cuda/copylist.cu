@@ -9,7 +9,7 @@ struct alignas(16) quad { word a, b; };
 extern "C" __global__ void __launch_bounds__(256) copy_list(const word* list, word units, word parts, word part) {
 	word u = blockIdx.x;
 	const word* p = list + 3 * (u / parts);
-	word dst = p[0], src = p[1], bytes = p[2]; // the list is in host memory: the next entry is on its way while this one is copied
+	word dst = p[0], src = p[1], bytes = p[2]; // the next entry is on its way while this one is copied
 	while (u < units) {
 		word next = u + gridDim.x;
 		word begin = u % parts * part / 16, end = bytes / 16;
@@ -28,5 +28,37 @@ extern "C" __global__ void __launch_bounds__(256) copy_list(const word* list, wo
 			for (int k = 0; k < 8; k++) if (i + k * blockDim.x < end) to[i + k * blockDim.x] = v[k];
 		}
 		u = next;
+	}
+}
+
+// copy_blocks moves blocks of several regions. The table has five words for each
+// region (destination, source, their strides, bytes of a block), then one for each
+// pair of blocks (destination below, source above). A unit is a part of a block of a
+// region; blocks of threads take units in turn. Addresses and strides are multiples
+// of 16, the bytes of a block need not be.
+extern "C" __global__ void __launch_bounds__(256) copy_blocks(const word* table, word regions, word pairs, word parts, word part) {
+	const unsigned n = (unsigned)pairs, cut = (unsigned)parts, units = (unsigned)(regions * pairs * parts); // below 2^31
+	const word* blocks = table + 5 * regions;
+	for (unsigned u = blockIdx.x; u < units; u += gridDim.x) {
+		unsigned piece = u / cut;
+		const word* r = table + 5 * (piece / n);
+		word pair = blocks[piece % n], bytes = r[4];
+		char* dst = (char*)(r[0] + (pair & 0xffffffffll) * r[2]);
+		const char* src = (const char*)(r[1] + (pair >> 32) * r[3]);
+		quad* to = (quad*)dst;
+		const quad* from = (const quad*)src;
+		word begin = (word)(u % cut) * (part / 16), whole = bytes / 16, end = whole;
+		if (end > begin + part / 16) end = begin + part / 16;
+		for (word i = begin + threadIdx.x; i < end; i += 8 * blockDim.x) {
+			quad v[8];
+#pragma unroll
+			for (int k = 0; k < 8; k++) if (i + k * blockDim.x < end) v[k] = from[i + k * blockDim.x];
+#pragma unroll
+			for (int k = 0; k < 8; k++) if (i + k * blockDim.x < end) to[i + k * blockDim.x] = v[k];
+		}
+		if (begin <= whole && whole < begin + part / 16) { // the part in which the block ends
+			word at = whole * 16 + threadIdx.x;
+			if (at < bytes) dst[at] = src[at];
+		}
 	}
 }

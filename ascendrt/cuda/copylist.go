@@ -4,9 +4,9 @@ package cuda
 
 import (
 	_ "embed"
+	"os"
 	"sync"
 	"sync/atomic"
-	"unsafe"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/internal/arena"
@@ -15,7 +15,7 @@ import (
 
 // A copy engine takes a microsecond or so for each copy, in which the memory moves
 // hundreds of kilobytes. A batch of many small copies within device memory is
-// therefore one kernel, which reads the list of them from pinned memory: KV comes
+// therefore one kernel, which reads the list of them from device memory: KV comes
 // and goes so, block by block.
 
 const (
@@ -25,24 +25,37 @@ const (
 	listThreads = 256
 	listWords   = 3 // of a copy: destination, source, bytes
 	listAlign   = 16
+
+	// pinnedLists leaves the lists in pinned memory, for comparison.
+	pinnedLists = "SLUICE_CUDA_PINNED_LISTS"
 )
 
 //go:embed copylist.cu
 var copyListSource string
 
-// copyLists is the kernel, once it is wanted, and the lists that it may still read.
+// copyLists is the kernels, once they are wanted, and the lists that they may still read.
 type copyLists struct {
 	once    sync.Once
+	pinned  bool
 	program kernels
-	kernel  atomic.Pointer[kernel]
+	kernel  atomic.Pointer[kernel] // of a list of pieces
+	blocks  atomic.Pointer[kernel] // of blocks of regions
 
 	mu    sync.Mutex
 	inUse []usedList
 }
 
 type usedList struct {
-	until ascendrt.Point
-	piece arena.Piece
+	until  ascendrt.Point
+	host   arena.Piece
+	device arena.Piece // zero: the kernel reads that of the host
+}
+
+func (l usedList) giveBack(d *device) {
+	d.pinned.Put(l.host)
+	if l.device.Len > 0 {
+		d.device.Put(l.device)
+	}
 }
 
 // settle gives back the lists whose kernels have run.
@@ -52,7 +65,7 @@ func (l *copyLists) settle(d *device) {
 	keep := l.inUse[:0]
 	for _, u := range l.inUse {
 		if u.until.Done() {
-			d.pinned.Put(u.piece)
+			u.giveBack(d)
 		} else {
 			keep = append(keep, u)
 		}
@@ -61,16 +74,29 @@ func (l *copyLists) settle(d *device) {
 	l.inUse = keep
 }
 
-// wantLists loads the kernel, which may be to compile it. Without it every batch is the copy engine's.
+// wantLists loads the kernels, which may be to compile them. Without them every batch is the copy engine's.
 func (d *device) wantLists() {
 	d.lists.once.Do(func() {
-		k, err := d.lists.program.load(d, ascendrt.Program{Kind: "cuda-c", Name: "copylist.cu", Data: []byte(copyListSource), Options: []string{"--std=c++17"}}, "copy_list")
+		d.lists.pinned = os.Getenv(pinnedLists) != ""
+		p := ascendrt.Program{Kind: "cuda-c", Name: "copylist.cu", Data: []byte(copyListSource), Options: []string{"--std=c++17"}}
+		list, err := d.lists.program.load(d, p, "copy_list")
+		if err == nil {
+			var blocks *kernel
+			if blocks, err = d.lists.program.load(d, p, "copy_blocks"); err == nil {
+				d.lists.blocks.Store(blocks)
+				d.lists.kernel.Store(list)
+			}
+		}
 		if err != nil {
 			d.log.Info("many small copies stay with the copy engine", "reason", err)
-			return
 		}
-		d.lists.kernel.Store(k)
 	})
+}
+
+// blocksKernel is the kernel that copies blocks of regions, nil without one.
+func (d *device) blocksKernel() *kernel {
+	d.wantLists()
+	return d.lists.blocks.Load()
 }
 
 // fits tells whether a copy can be one of a list.
@@ -90,13 +116,10 @@ func (t *translator) list(c *copies) (bool, error) {
 	if k == nil {
 		return false, nil
 	}
-	t.d.lists.settle(t.d)
-	piece, err := t.d.pinned.Get(8 * listWords * n)
-	if err != nil {
-		return false, nil // the engine needs none
+	words, ok := t.table(listWords * n)
+	if !ok {
+		return false, nil
 	}
-	t.lists = append(t.lists, piece)
-	words := unsafe.Slice((*uint64)(pointer(piece.Addr)), listWords*n)
 	most := uint64(0)
 	for i := range n {
 		words[listWords*i], words[listWords*i+1], words[listWords*i+2] = c.dst[i], c.src[i], c.size[i]
@@ -105,7 +128,7 @@ func (t *translator) list(c *copies) (bool, error) {
 	parts := (most + listPart - 1) / listPart
 	units := uint64(n) * parts
 	grid := [3]int{int(min(units, uint64(max(1, 2*t.d.info.ComputeUnits)))), 1, 1}
-	return true, t.launch(k, grid, listThreads, 0, piece.Addr, units, parts, listPart)
+	return true, t.launch(k, grid, listThreads, 0, t.send(words), units, parts, listPart)
 }
 
 // endLists gives the lists back when the kernels that read them have run; the
@@ -118,7 +141,8 @@ func (t *translator) endLists(p ascendrt.Point) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, x := range t.lists {
-		l.inUse = append(l.inUse, usedList{p, x})
+		x.until = p
+		l.inUse = append(l.inUse, x)
 	}
 	t.lists = t.lists[:0]
 }

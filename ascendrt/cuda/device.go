@@ -152,7 +152,7 @@ func (d *device) Caps() ascendrt.Caps {
 	}
 	c := ascendrt.Caps{
 		Backend: name, Align: align, Graphs: true, DeviceSignal: true, RawKernels: use(libNVRTC).ok,
-		BatchCopy: has("cuMemcpyBatchAsync"), ListCopy: use(libNVRTC).ok, IPCMemory: has("cuIpcGetMemHandle"), IPCEvents: has("cuIpcGetEventHandle"),
+		BatchCopy: has("cuMemcpyBatchAsync"), ListCopy: use(libNVRTC).ok, BlockCopy: true, IPCMemory: has("cuIpcGetMemHandle"), IPCEvents: has("cuIpcGetEventHandle"),
 		PeerCopy: has("cuCtxEnablePeerAccess"), Collectives: use(libNCCL).ok, DeterministicReduce: true,
 	}
 	if has("cuGraphExecKernelNodeSetParams") {

@@ -25,7 +25,10 @@
 // capability 9.0: their launches overlap, and products of more tokens than their
 // kernels take go to cuBLASLt. A batch of many small copies within device memory,
 // this process' or an imported one, is one kernel (copylist.cu), as a copy engine
-// takes longer to begin a copy than the memory to make it.
+// takes longer to begin a copy than the memory to make it. Blocks of many regions
+// (CopyBlocks) are one too, which is told blocks and regions and finds their product
+// by itself. What these kernels read is put into device memory ahead of them, unless
+// SLUICE_CUDA_PINNED_LISTS leaves it in pinned memory for comparison.
 //
 // A sticky fault (an illegal address, a trap, an ECC error) loses the device:
 // the driver answers every later call of the process with the same error, so

@@ -10,7 +10,6 @@ import (
 	"unsafe"
 
 	"github.com/sluice-serving/sluice/ascendrt"
-	"github.com/sluice-serving/sluice/ascendrt/internal/arena"
 	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 	"github.com/sluice-serving/sluice/ascendrt/internal/memory"
 )
@@ -26,9 +25,9 @@ type translator struct {
 	current *stream
 	graphs  []*graphState
 	slots   base.Slots
-	lists   []arena.Piece // that kernels of this submission read
-	small   copies        // of the batch in hand: those for a kernel
-	large   copies        // and the others
+	lists   []usedList // that kernels of this submission read
+	small   copies     // of the batch in hand: those for a kernel
+	large   copies     // and the others
 
 	// Of a capture only.
 	updatable []ascendrt.OpRef
@@ -128,6 +127,8 @@ func (t *translator) one(r ascendrt.Record) error {
 		return t.copy(r.A[0], r.A[1], int(r.A[2]))
 	case ascendrt.KindCopyBatch:
 		return t.batch(r.Payload)
+	case ascendrt.KindCopyBlocks:
+		return t.blocks(r)
 	case ascendrt.KindFill:
 		if r.A[1] == 0 {
 			return nil

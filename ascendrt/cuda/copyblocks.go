@@ -1,0 +1,182 @@
+//go:build cgo && linux
+
+package cuda
+
+import (
+	"fmt"
+	"math"
+	"unsafe"
+
+	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/memory"
+)
+
+// Blocks of several regions are copied by one kernel that is told regions and blocks
+// and finds the pieces, which are their product, by itself: preparing them on the host
+// takes longer than the copies. Few wide runs, and what is not aligned, are the copy
+// engine's.
+
+const blocksUnits = math.MaxInt32 // of one launch
+
+// blockCopy is a decoded command.
+type blockCopy struct {
+	regions []uint64 // BlockRegionWords each
+	pairs   []uint64
+	by      ascendrt.CopyBy
+	width   int
+	dst     uint64 // greatest blocks
+	src     uint64
+}
+
+func (b *blockCopy) region(i int) []uint64 {
+	return b.regions[i*ascendrt.BlockRegionWords : (i+1)*ascendrt.BlockRegionWords]
+}
+
+func (b *blockCopy) count() int { return len(b.regions) / ascendrt.BlockRegionWords }
+
+// blocks translates a copy of blocks; the command was checked against its views when
+// it was appended.
+func (t *translator) blocks(r ascendrt.Record) error {
+	n := int(r.A[0]) * ascendrt.BlockRegionWords
+	b := blockCopy{regions: r.Payload[:n], pairs: r.Payload[n:], by: ascendrt.CopyBy(r.A[2]), width: int(r.A[3]), dst: r.A[4], src: r.A[5]}
+	if len(b.regions) == 0 || len(b.pairs) == 0 {
+		return nil
+	}
+	kernel, err := t.blockEnds(&b)
+	if err != nil {
+		return err
+	}
+	if kernel && t.unitsFit(&b) {
+		if done, err := t.blockKernel(&b); done || err != nil {
+			return err
+		}
+	}
+	t.blockRuns(&b)
+	return nil
+}
+
+// blockEnds looks the memory of all regions up, and tells whether it is for a kernel.
+func (t *translator) blockEnds(b *blockCopy) (kernel bool, err error) {
+	kernel = b.by != ascendrt.CopyByEngine
+	var to, from *memory.Alloc
+	for i := range b.count() {
+		x := b.region(i)
+		dn, sn := b.dst*x[2]+x[4], b.src*x[3]+x[4]
+		if to, err = t.near(to, x[0], int(dn)); err != nil {
+			return false, fmt.Errorf("region %d: destination: %w", i, err)
+		}
+		if from, err = t.near(from, x[1], int(sn)); err != nil {
+			return false, fmt.Errorf("region %d: source: %w", i, err)
+		}
+		if x[0] < x[1]+sn && x[1] < x[0]+dn {
+			return false, fmt.Errorf("region %d: source and destination overlap: %w", i, ascendrt.ErrInvalid)
+		}
+		if (x[0]|x[1]|x[2]|x[3])%listAlign != 0 || b.by == ascendrt.CopyByDevice && (to.Host || from.Host) {
+			kernel = false
+		}
+	}
+	if kernel && b.by == ascendrt.CopyByDevice {
+		kernel = b.small()
+	}
+	return kernel, nil
+}
+
+// small tells whether the copies are a kernel's by the same measure as a list's: many,
+// and their runs small.
+func (b *blockCopy) small() bool {
+	bytes, runs := uint64(0), 1
+	for i := range b.count() {
+		bytes += b.region(i)[4]
+	}
+	for i := 1; i < len(b.pairs); i++ {
+		if b.pairs[i] != b.pairs[i-1]+(1|1<<32) {
+			runs++
+		}
+	}
+	pieces := uint64(runs * b.count())
+	return len(b.pairs)*b.count() >= listLeast && bytes*uint64(len(b.pairs)) <= pieces*listLargest
+}
+
+// blockParts is into how many parts the kernel divides a block.
+func (b *blockCopy) parts() uint64 {
+	most := uint64(0)
+	for i := range b.count() {
+		most = max(most, b.region(i)[4])
+	}
+	return (most + listPart - 1) / listPart
+}
+
+func (t *translator) unitsFit(b *blockCopy) bool {
+	return b.parts() <= blocksUnits/uint64(b.count())/uint64(len(b.pairs))
+}
+
+// blockKernel launches the kernel. It reports false without one.
+func (t *translator) blockKernel(b *blockCopy) (bool, error) {
+	k := t.d.blocksKernel()
+	if k == nil {
+		return false, nil
+	}
+	table, ok := t.table(len(b.regions) + len(b.pairs))
+	if !ok {
+		return false, nil
+	}
+	copy(table[copy(table, b.regions):], b.pairs)
+	parts := b.parts()
+	width := b.width
+	if width == 0 {
+		width = max(1, 2*t.d.info.ComputeUnits)
+	}
+	units := parts * uint64(b.count()) * uint64(len(b.pairs))
+	grid := [3]int{int(min(units, uint64(width))), 1, 1}
+	return true, t.launch(k, grid, listThreads, 0, t.send(table), uint64(b.count()), uint64(len(b.pairs)), parts, listPart)
+}
+
+// blockRuns leaves the copies to the copy engine, neighbours as one.
+func (t *translator) blockRuns(b *blockCopy) {
+	t.large.reset()
+	for i := range b.count() {
+		x := b.region(i)
+		dense := x[2] == x[4] && x[3] == x[4]
+		for k := 0; k < len(b.pairs); {
+			n := 1
+			for dense && k+n < len(b.pairs) && b.pairs[k+n] == b.pairs[k+n-1]+(1|1<<32) {
+				n++
+			}
+			dst, src := b.pairs[k]&math.MaxUint32, b.pairs[k]>>32
+			t.large.dst = append(t.large.dst, x[0]+dst*x[2])
+			t.large.src = append(t.large.src, x[1]+src*x[3])
+			t.large.size = append(t.large.size, uint64(n)*x[4])
+			k += n
+		}
+	}
+	t.recordBatch(&t.large)
+}
+
+// table gives words of pinned memory for what a kernel of this submission reads.
+func (t *translator) table(n int) ([]uint64, bool) {
+	t.d.lists.settle(t.d)
+	host, err := t.d.pinned.Get(8 * n)
+	if err != nil {
+		return nil, false // the engine needs none
+	}
+	l := usedList{host: host}
+	if !t.d.lists.pinned {
+		if l.device, err = t.d.device.Get(8 * n); err != nil {
+			t.d.pinned.Put(host)
+			return nil, false
+		}
+	}
+	t.lists = append(t.lists, l)
+	return unsafe.Slice((*uint64)(pointer(host.Addr)), n), true
+}
+
+// send puts the latest table into device memory, once it is filled, and gives its
+// place there: every group of threads would fetch it from the host by itself.
+func (t *translator) send(table []uint64) uint64 {
+	l := &t.lists[len(t.lists)-1]
+	if t.d.lists.pinned {
+		return l.host.Addr
+	}
+	t.Record(recHtoD, 0, l.device.Addr, l.host.Addr, uint64(8*len(table)))
+	return l.device.Addr
+}
