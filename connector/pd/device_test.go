@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -87,10 +88,12 @@ func (d deviceRegion) WriteAt(p []byte, off int64) (int, error) {
 type nearHook struct {
 	tcp.Near
 	before, after func()
+	pieces        bool // it reads piece by piece alone
+	units         atomic.Int64
 }
 
 type neighbourHook struct {
-	tcp.Neighbour
+	tcp.BlockNeighbour
 	h *nearHook
 }
 
@@ -99,18 +102,40 @@ func (h *nearHook) Meet(card []byte) (tcp.Neighbour, error) {
 	if err != nil {
 		return nil, err
 	}
-	return neighbourHook{n, h}, nil
+	hook := neighbourHook{n.(tcp.BlockNeighbour), h}
+	if h.pieces {
+		return struct{ tcp.Neighbour }{hook}, nil
+	}
+	return hook, nil
 }
 
 func (n neighbourHook) Fetch(ranges []tcp.NearRange) error {
-	if n.h.before != nil {
-		n.h.before()
+	return n.h.between(func() error { return n.BlockNeighbour.Fetch(ranges) })
+}
+
+func (n neighbourHook) FetchBlocks(regions []tcp.NearRegion, local, remote []int32) error {
+	n.h.units.Add(1)
+	return n.h.between(func() error { return n.BlockNeighbour.FetchBlocks(regions, local, remote) })
+}
+
+func (h *nearHook) between(fetch func() error) error {
+	if h.before != nil {
+		h.before()
 	}
-	err := n.Neighbour.Fetch(ranges)
-	if n.h.after != nil {
-		n.h.after()
+	err := fetch()
+	if h.after != nil {
+		h.after()
 	}
 	return err
+}
+
+// eachForm runs a test on every backend, with reads by units and piece by piece.
+func eachForm(t *testing.T, run func(t *testing.T, backend string, pieces bool)) {
+	eachBackend(t, func(t *testing.T, backend string) {
+		for name, pieces := range map[string]bool{"units": false, "pieces": true} {
+			t.Run(name, func(t *testing.T) { run(t, backend, pieces) })
+		}
+	})
 }
 
 // startOnDevice starts an engine whose KV is on a device of its own.
@@ -192,9 +217,10 @@ func pullAll(t *testing.T, d *engine, slot uint32, n, first int, params *Params)
 // Two processes with device memory: KV moves by the device, and none of it on
 // the connections.
 func TestDevicesOfTwoProcesses(t *testing.T) {
-	eachBackend(t, func(t *testing.T, backend string) {
+	eachForm(t, func(t *testing.T, backend string, pieces bool) {
 		p := startProcessOver(t, "p-1", 0, "device "+backend)
-		d := newOnDevice(t, backend, "d-1", Consumer, 2, nil)
+		hook := &nearHook{pieces: pieces}
+		d := newOnDevice(t, backend, "d-1", Consumer, 2, hook)
 		for i := range uint32(5) {
 			n := 9 + 4*int(i)
 			pullAll(t, d, i+1, n, 20, p.prefill(i+1, n, 1+10*int(i)))
@@ -203,6 +229,7 @@ func TestDevicesOfTwoProcesses(t *testing.T) {
 		require.Positive(t, s.ReadBytes)
 		require.Equal(t, s.ReadBytes, s.Fetched, "past the connections")
 		require.Zero(t, s.Far)
+		require.Equal(t, !pieces, hook.units.Load() == 5, "one copy for each prompt")
 		eventually(t, "all released, once", func() bool {
 			s := p.stats()
 			return s.LeasesNow == 0 && s.LeasesReleased == 5 && s.ReleasesUnknown == 0 && s.LeasesExpired == 0
@@ -231,11 +258,11 @@ func TestDevicesWithoutImport(t *testing.T) {
 // P is killed while D's device reads: the load fails, D lives, and what a new P
 // at the same place holds arrives.
 func TestDeviceReadWhosePeerIsKilled(t *testing.T) {
-	eachBackend(t, func(t *testing.T, backend string) {
+	eachForm(t, func(t *testing.T, backend string, pieces bool) {
 		for _, when := range []string{"before the copy", "behind the copy"} {
 			t.Run(when, func(t *testing.T) {
 				p := startProcessOver(t, "p-1", 0, "device "+backend)
-				hook := &nearHook{}
+				hook := &nearHook{pieces: pieces}
 				d := newOnDevice(t, backend, "d-1", Consumer, 2, hook, lease(200*time.Millisecond))
 				pullAll(t, d, 1, 9, 1, p.prefill(1, 9, 1))
 				params, stale := p.prefill(2, 100, 1), p.prefill(3, 9, 1)
@@ -266,9 +293,9 @@ func TestDeviceReadWhosePeerIsKilled(t *testing.T) {
 // The lease runs out while D's device reads, and P gives the blocks to somebody
 // else: D takes nothing of it for KV.
 func TestDeviceReadWhoseLeaseRunsOut(t *testing.T) {
-	eachBackend(t, func(t *testing.T, backend string) {
+	eachForm(t, func(t *testing.T, backend string, pieces bool) {
 		p := startProcessOver(t, "p-1", 0, "device "+backend+" short")
-		hook := &nearHook{}
+		hook := &nearHook{pieces: pieces}
 		d := newOnDevice(t, backend, "d-1", Consumer, 2, hook)
 		params := p.prefill(1, 33, 1)
 		var once sync.Once

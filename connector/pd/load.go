@@ -160,30 +160,15 @@ func (l *load) read(ctx context.Context, tp transport.Peer, c transport.Capabili
 			err = fmt.Errorf("peer holds no block for position %d of KV group %d", i, g)
 		}
 	}
-	rows := rowsOf(blocks, l.what.remote[g])
-	segs := make([]transport.Segment, 0, len(rows)*len(l.w.id.Regions))
+	b := unitsOf(blocks, l.what.remote[g])
 	for k, r := range l.w.id.Regions {
-		if r.Group != g {
-			continue
-		}
-		size := int64(r.BlockBytes)
-		for _, x := range rows {
-			b, from := int64(blocks[x.first]), int64(l.what.remote[g][x.first])
-			segs = append(segs, transport.Segment{
-				Local: r.Memory.Region, Remote: remote[k], LocalOffset: b * size, RemoteOffset: from * size, Length: int64(x.count) * size,
-			})
+		if r.Group == g {
+			b.Regions = append(b.Regions, transport.RegionPair{Local: r.Memory.Region, Remote: remote[k], Bytes: int64(r.BlockBytes)})
 		}
 	}
-	readErr := tp.Read(ctx, c, segs)
-	bad := make([]bool, len(blocks))
-	for _, s := range transport.FailedSegments(readErr, len(segs)) {
-		x := rows[s%len(rows)]
-		for i := x.first; i < x.first+x.count; i++ {
-			if !bad[i] {
-				bad[i] = true
-				failed = append(failed, blocks[i])
-			}
-		}
+	readErr := transport.ReadBlocks(ctx, tp, c, b)
+	for _, i := range transport.FailedSegments(readErr, len(b.Local)) {
+		failed = append(failed, kvcache.BlockID(b.Local[i]))
 	}
 	if readErr != nil {
 		err = readErr
@@ -191,29 +176,15 @@ func (l *load) read(ctx context.Context, tp transport.Peer, c transport.Capabili
 	return failed, err
 }
 
-// row is a run of positions whose blocks lie one after the other on both sides.
-type row struct{ first, count int }
-
-// maxRow bounds a row, since it fails as a whole.
-const maxRow = 64
-
-// rowsOf cuts positions into rows; those that the peer does not hold are in none.
-func rowsOf(ours, theirs []kvcache.BlockID) []row {
-	var out []row
+// unitsOf pairs blocks, without those that the peer does not hold.
+func unitsOf(ours, theirs []kvcache.BlockID) transport.Blocks {
+	b := transport.Blocks{Local: make([]int32, 0, len(ours)), Remote: make([]int32, 0, len(ours))}
 	for i, from := range theirs[:len(ours)] {
-		if from == kvcache.NullBlock {
-			continue
+		if from != kvcache.NullBlock {
+			b.Local, b.Remote = append(b.Local, int32(ours[i])), append(b.Remote, int32(from))
 		}
-		if n := len(out); n > 0 {
-			x := &out[n-1]
-			if last := x.first + x.count - 1; last == i-1 && x.count < maxRow && ours[last]+1 == ours[i] && theirs[last]+1 == from {
-				x.count++
-				continue
-			}
-		}
-		out = append(out, row{i, 1})
 	}
-	return out
+	return b
 }
 
 // claim renews a lease and returns what it opens, per KV group.

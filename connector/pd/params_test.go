@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluice-serving/sluice/connector/transport"
 	"github.com/sluice-serving/sluice/kvcache"
 )
 
@@ -116,27 +117,19 @@ func FuzzParseParams(f *testing.F) {
 	})
 }
 
-func TestRowsOf(t *testing.T) {
+func TestUnitsOf(t *testing.T) {
 	b := func(x ...kvcache.BlockID) []kvcache.BlockID { return x }
-	long := make([]kvcache.BlockID, maxRow+3)
-	for i := range long {
-		long[i] = kvcache.BlockID(i + 1)
-	}
 	for _, c := range []struct {
-		name         string
-		ours, theirs []kvcache.BlockID
-		want         []row
+		name          string
+		ours, theirs  []kvcache.BlockID
+		local, remote []int32
 	}{
-		{"nothing", nil, nil, nil},
-		{"one row", b(4, 5, 6), b(9, 10, 11), []row{{0, 3}}},
-		{"broken here", b(4, 5, 7), b(9, 10, 11), []row{{0, 2}, {2, 1}}},
-		{"broken there", b(4, 5, 6), b(9, 11, 12), []row{{0, 1}, {1, 2}}},
-		{"backwards", b(6, 5, 4), b(11, 10, 9), []row{{0, 1}, {1, 1}, {2, 1}}},
-		{"a hole", b(4, 5, 6), b(9, 0, 11), []row{{0, 1}, {2, 1}}},
-		{"only holes", b(4, 5), b(0, 0), nil},
-		{"the peer names more", b(4), b(9, 10), []row{{0, 1}}},
-		{"too long", long, long, []row{{0, maxRow}, {maxRow, 3}}},
+		{"nothing", nil, nil, []int32{}, []int32{}},
+		{"all", b(6, 5, 4), b(9, 11, 10), []int32{6, 5, 4}, []int32{9, 11, 10}},
+		{"a hole", b(4, 5, 6), b(9, 0, 11), []int32{4, 6}, []int32{9, 11}},
+		{"only holes", b(4, 5), b(0, 0), []int32{}, []int32{}},
+		{"the peer names more", b(4), b(9, 10), []int32{4}, []int32{9}},
 	} {
-		require.Equal(t, c.want, rowsOf(c.ours, c.theirs), c.name)
+		require.Equal(t, transport.Blocks{Local: c.local, Remote: c.remote}, unitsOf(c.ours, c.theirs), c.name)
 	}
 }

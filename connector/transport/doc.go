@@ -22,6 +22,8 @@
 //  5. A peer that was replaced by another process at the same address is
 //     another peer: its Instance differs and calls fail with
 //     ErrPeerRestarted.
-//  6. Lengths that come from a peer never size an allocation beyond a
+//  6. ReadBlocks reads whole units of several regions, by any peer; one that is a
+//     BlockReader needs no list of the pieces.
+//  7. Lengths that come from a peer never size an allocation beyond a
 //     constant of the transport.
 package transport

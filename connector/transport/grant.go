@@ -101,6 +101,21 @@ func (h *Hold) Allows(r RegionID, unit, off, n int64) bool {
 	return true
 }
 
+// AllowsUnits reports whether the grant covers these units of each of the regions.
+func (h *Hold) AllowsUnits(regions []RegionID, units []int32) bool {
+	for _, r := range regions {
+		if _, ok := h.g.regions[r]; !ok {
+			return false
+		}
+	}
+	for _, u := range units {
+		if u < 0 || int(u/64) >= len(h.g.units) || h.g.units[u/64]&(1<<(u%64)) == 0 {
+			return false
+		}
+	}
+	return true
+}
+
 // Revoked reports whether the access must end now.
 func (h *Hold) Revoked() bool { return h.g.revoked.Load() }
 

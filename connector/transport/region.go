@@ -82,6 +82,11 @@ func (r *Region) Holds(off, n int64) bool {
 	return off >= 0 && n > 0 && off <= r.Size && n <= r.Size-off
 }
 
+// HoldsUnits reports whether units of that size are the region's, up to this one.
+func (r *Region) HoldsUnits(bytes int64, most int32) bool {
+	return bytes == r.Unit && most >= 0 && int64(most) < r.Size/r.Unit
+}
+
 // Slice is the memory of [off, off+n), or nil when the region is not mapped.
 func (r *Region) Slice(off, n int64) []byte {
 	if r.raw == nil {

@@ -17,6 +17,8 @@ import (
 // Near is one device's side. All methods may be called from any goroutine.
 type Near struct {
 	dev    ascendrt.Device
+	how    Options
+	blocks bool // the device takes blocks as they are named
 	card   []byte
 	self   card
 	beacon ascendrt.Buffer
@@ -37,11 +39,18 @@ type lane struct {
 	stream   ascendrt.Stream
 	cmd      ascendrt.Commands
 	dst, src []ascendrt.View
+	regions  []ascendrt.BlockRegion
+}
+
+// Options say how a device copies. The zero value is its own choice.
+type Options struct {
+	By    ascendrt.CopyBy
+	Width int // see ascendrt.BlockCopy
 }
 
 var (
-	_ tcp.Near      = (*Near)(nil)
-	_ tcp.Neighbour = (*neighbour)(nil)
+	_ tcp.Near           = (*Near)(nil)
+	_ tcp.BlockNeighbour = (*neighbour)(nil)
 )
 
 // Memory is device memory that can be opened to other processes. Memory that a
@@ -53,7 +62,10 @@ type Memory interface {
 
 // New prepares a device. A device or driver that shares no memory between
 // processes is reported as *transport.UnavailableError.
-func New(dev ascendrt.Device) (*Near, error) {
+func New(dev ascendrt.Device) (*Near, error) { return NewWith(dev, Options{}) }
+
+// NewWith is New with choices about the copies.
+func NewWith(dev ascendrt.Device, how Options) (*Near, error) {
 	host, err := hostName()
 	if err != nil {
 		return nil, &transport.UnavailableError{Transport: "ipc", Reason: err.Error()}
@@ -62,7 +74,7 @@ func New(dev ascendrt.Device) (*Near, error) {
 	if !caps.IPCMemory {
 		return nil, &transport.UnavailableError{Transport: "ipc", Reason: "the " + caps.Backend + " backend shares no memory between processes"}
 	}
-	n := &Near{dev: dev, processes: map[string]*process{}}
+	n := &Near{dev: dev, how: how, blocks: caps.BlockCopy, processes: map[string]*process{}}
 	n.self = card{Version: cardVersion, Host: host, Backend: caps.Backend, Device: info.UUID}
 	rand.Read(n.self.Process[:]) // never fails
 	for i := range n.lanes {
@@ -307,6 +319,66 @@ func (x *neighbour) submit(ranges []tcp.NearRange) (ascendrt.Point, error) {
 	}
 	p, _, err := l.stream.Submit(&l.cmd)
 	return p, err
+}
+
+// FetchBlocks copies in one submission and waits for its end.
+func (x *neighbour) FetchBlocks(regions []tcp.NearRegion, local, remote []int32) error {
+	p, err := x.submitBlocks(regions, local, remote)
+	if err != nil {
+		return err
+	}
+	return p.Wait(context.Background())
+}
+
+func (x *neighbour) submitBlocks(regions []tcp.NearRegion, local, remote []int32) (ascendrt.Point, error) {
+	l := x.lane
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.regions = l.regions[:0]
+	for _, r := range regions {
+		to := bufferOf(r.Memory)
+		if to == nil {
+			return ascendrt.Point{}, fmt.Errorf("%w: no device memory", tcp.ErrFar)
+		}
+		from, err := x.region(r.Key)
+		if err != nil {
+			return ascendrt.Point{}, err
+		}
+		if r.Bytes <= 0 || r.Bytes > int64(to.Len()) {
+			return ascendrt.Point{}, fmt.Errorf("units of %d bytes in memory of %d", r.Bytes, to.Len())
+		}
+		l.regions = append(l.regions, ascendrt.BlockRegion{
+			Dst: to.View(), Src: slice(from, r.From, int64(from.Len())-r.From), DstStride: int(r.Bytes), SrcStride: int(r.Bytes), Bytes: int(r.Bytes),
+		})
+	}
+	l.cmd.Reset()
+	if x.n.blocks {
+		l.cmd.CopyBlocks(&ascendrt.BlockCopy{Regions: l.regions, Dst: local, Src: remote, By: x.n.how.By, Width: x.n.how.Width})
+	} else {
+		l.pieces(local, remote)
+	}
+	if err := l.cmd.Err(); err != nil {
+		return ascendrt.Point{}, err
+	}
+	p, _, err := l.stream.Submit(&l.cmd)
+	return p, err
+}
+
+// pieces appends copies of the blocks in l.regions, neighbours as one.
+func (l *lane) pieces(local, remote []int32) {
+	l.dst, l.src = l.dst[:0], l.src[:0]
+	for _, r := range l.regions {
+		for i := 0; i < len(local); {
+			n := 1
+			for i+n < len(local) && local[i+n] == local[i+n-1]+1 && remote[i+n] == remote[i+n-1]+1 {
+				n++
+			}
+			l.dst = append(l.dst, r.Dst.Slice(int(local[i])*r.Bytes, n*r.Bytes))
+			l.src = append(l.src, r.Src.Slice(int(remote[i])*r.Bytes, n*r.Bytes))
+			i += n
+		}
+	}
+	l.cmd.CopyBatch(l.dst, l.src)
 }
 
 // region is the peer's memory of a key.

@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -48,6 +50,15 @@ type shown struct{ Card, Key []byte }
 
 const regionBytes = 1 << 16
 
+// held is what the child's region holds.
+func held() []byte {
+	b := make([]byte, regionBytes)
+	for i := range b {
+		b[i] = byte(1 + (i+i>>8*7)%255)
+	}
+	return b
+}
+
 func child() error {
 	dev, err := cuda.Backend{}.Open(0, ascendrt.OpenOptions{})
 	if err != nil {
@@ -61,13 +72,7 @@ func child() error {
 	if err != nil {
 		return err
 	}
-	var c ascendrt.Commands
-	c.Fill(b.View(), 0x42)
-	p, _, err := n.lanes[0].stream.Submit(&c)
-	if err == nil {
-		err = p.Wait(context.Background())
-	}
-	if err != nil {
+	if err := ascendrt.Upload(context.Background(), dev, n.lanes[0].stream, b.View(), held()); err != nil {
 		return err
 	}
 	x, err := n.Expose(region{b})
@@ -222,8 +227,7 @@ func TestExposeAndFetch(t *testing.T) {
 	require.NoError(t, one(good))
 	got := make([]byte, regionBytes)
 	require.NoError(t, ascendrt.Download(context.Background(), dev, n.lanes[0].stream, got, buf.View()))
-	require.Equal(t, byte(0x42), got[4096])
-	require.Equal(t, byte(0x42), got[4096+8191])
+	require.Equal(t, held()[512:512+8192], got[4096:4096+8192])
 	require.Equal(t, zero[:4096], got[:4096], "nothing before it")
 	require.Equal(t, zero[4096+8192:], got[4096+8192:], "nor behind")
 
@@ -255,4 +259,84 @@ func TestExposeAndFetch(t *testing.T) {
 	require.Equal(t, before, dev.Live().Buffers, "the import is closed")
 	require.NoError(t, n.Close())
 	require.NoError(t, n.Close())
+}
+
+// Blocks arrive as they are named, whatever copies them, and no byte beside them
+// changes; what cannot be copies nothing.
+func TestFetchBlocks(t *testing.T) {
+	dev := openDevice(t)
+	s, _ := other(t)
+	buf, err := dev.Alloc(regionBytes, ascendrt.PlaceShareable)
+	require.NoError(t, err)
+	mine := hidden{region{buf}}
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, how := range []Options{{}, {By: ascendrt.CopyByUnits, Width: 3}, {By: ascendrt.CopyByEngine}} {
+		n, err := NewWith(dev, how)
+		require.NoError(t, err)
+		met, err := n.Meet(s.Card)
+		require.NoError(t, err)
+		peer := met.(tcp.BlockNeighbour)
+		fetch := func(local, remote []int32, regions ...tcp.NearRegion) error {
+			return peer.FetchBlocks(regions, local, remote)
+		}
+		for _, n.blocks = range []bool{true, false} { // false: as on a device that takes pieces alone
+			for _, bytes := range []int64{512, 1024, 2048, 4096, 1000, 13} {
+				blocks := int(min(60, regionBytes/bytes))
+				for _, count := range []int{1, blocks / 2, blocks} {
+					local, remote := r.Perm(blocks)[:count], r.Perm(blocks)[:count]
+					if count == blocks {
+						slices.Sort(local)
+						slices.Sort(remote)
+					}
+					require.NoError(t, ascendrt.Upload(t.Context(), dev, peer.(*neighbour).lane.stream, buf.View(), make([]byte, regionBytes)))
+					var l32, r32 []int32
+					want := make([]byte, regionBytes)
+					const from = 1024
+					for i := range local {
+						if at := from + int64(remote[i])*bytes; at+bytes <= regionBytes {
+							l32, r32 = append(l32, int32(local[i])), append(r32, int32(remote[i]))
+							copy(want[int64(local[i])*bytes:][:bytes], held()[at:])
+						}
+					}
+					require.NoError(t, fetch(l32, r32, tcp.NearRegion{Memory: mine, Key: s.Key, From: from, Bytes: bytes}))
+					got := make([]byte, regionBytes)
+					require.NoError(t, ascendrt.Download(t.Context(), dev, peer.(*neighbour).lane.stream, got, buf.View()))
+					require.Equal(t, want, got, "%+v, %d of %d blocks of %d bytes", how, count, blocks, bytes)
+				}
+			}
+		}
+		good := tcp.NearRegion{Memory: mine, Key: s.Key, Bytes: 4096}
+		for name, c := range map[string]struct {
+			change        func(*tcp.NearRegion)
+			local, remote int32
+			want          error
+		}{
+			"a key of a third process": {change: func(x *tcp.NearRegion) { x.Key = append([]byte{s.Key[0] + 1}, s.Key[1:]...) }, want: tcp.ErrFar},
+			"no device memory":         {change: func(x *tcp.NearRegion) { x.Memory = transport.Host(make([]byte, 8)) }, want: tcp.ErrFar},
+			"from before it":           {change: func(x *tcp.NearRegion) { x.From = -1 }, want: ascendrt.ErrInvalid},
+			"from behind it":           {change: func(x *tcp.NearRegion) { x.From = 1 << 62 }, want: ascendrt.ErrInvalid},
+			"more than there is":       {change: func(x *tcp.NearRegion) { x.From = regionBytes - 4095 }, want: ascendrt.ErrInvalid},
+			"no bytes":                 {change: func(x *tcp.NearRegion) { x.Bytes = 0 }},
+			"bytes that overflow":      {change: func(x *tcp.NearRegion) { x.Bytes = 1 << 62 }},
+			"a block that is not here": {local: 16, want: ascendrt.ErrInvalid},
+			"nor there":                {remote: 16, want: ascendrt.ErrInvalid},
+			"far away":                 {remote: 1<<31 - 1, want: ascendrt.ErrInvalid},
+		} {
+			bad := good
+			if c.change != nil {
+				c.change(&bad)
+			}
+			err := fetch([]int32{c.local, 1}, []int32{c.remote, 1}, good, bad)
+			require.Error(t, err, name)
+			if c.want != nil {
+				require.ErrorIs(t, err, c.want, name)
+			}
+		}
+		n.blocks = true
+		require.ErrorIs(t, fetch([]int32{1, 1}, []int32{2, 3}, good), ascendrt.ErrInvalid, "two blocks to one place")
+		require.ErrorIs(t, fetch([]int32{1}, []int32{2}, good, good), ascendrt.ErrInvalid, "two regions to one place")
+		peer.Close()
+		require.ErrorIs(t, fetch([]int32{1}, []int32{2}, good), transport.ErrClosed)
+		require.NoError(t, n.Close())
+	}
 }

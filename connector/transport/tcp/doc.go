@@ -29,7 +29,11 @@
 //	offer                          → done
 //
 // Where both sides have a Near they exchange cards behind the hello, and the
-// same three kinds, flagged, move device memory, fetched by the device.
+// same three kinds, flagged, move device memory, fetched by the device. Between
+// two that both know it, a read of blocks names regions and blocks once, in place of
+// their product:
+//
+//	units  → lend;  back           → done
 //
 // A request's payload is the capability (16), the total length (u64), the
 // number of segments (u32) and per segment region (u32), offset (u64), length

@@ -21,11 +21,12 @@ const (
 	kindBack  // the reader is done with what was lent
 	kindOffer // a write that the other side fetches
 	kindCard  // behind the hello: how the sender's device memory is read
+	kindUnits // a read of units of many regions, which are lent to a neighbour
 	kindEnd   // first unknown kind
 )
 
 func (k kind) String() string {
-	names := [...]string{"none", "hello", "read", "write", "data", "done", "notify", "lend", "back", "offer", "card"}
+	names := [...]string{"none", "hello", "read", "write", "data", "done", "notify", "lend", "back", "offer", "card", "units"}
 	if int(k) < len(names) {
 		return names[k]
 	}
@@ -132,6 +133,8 @@ func (k kind) limit() uint32 {
 		return 4 + kindWrite.limit() + kindLend.limit()
 	case kindCard:
 		return cardHead + MaxCard
+	case kindUnits:
+		return unitsBase + maxSegments*unitsRegion + maxUnits*unitsUnit
 	}
 	return 0
 }

@@ -44,6 +44,23 @@ type Neighbour interface {
 	Close()
 }
 
+// BlockNeighbour is a Neighbour that takes units of many regions as they are named,
+// without a list of pieces.
+type BlockNeighbour interface {
+	Neighbour
+	// FetchBlocks is as Fetch: of each region, the peer's unit Remote[i] to Local[i].
+	// The slices are not kept.
+	FetchBlocks(regions []NearRegion, local, remote []int32) error
+}
+
+// NearRegion is memory of a neighbour and the memory for it, in units of one size.
+type NearRegion struct {
+	Memory transport.Memory // as it was exposed here
+	Key    []byte           // of the peer's Exposed
+	From   int64            // where the first unit begins in the peer's memory
+	Bytes  int64            // of a unit
+}
+
 // NearRange is memory of a neighbour and the place for it.
 type NearRange struct {
 	Memory transport.Memory // as it was exposed here
@@ -59,21 +76,28 @@ var ErrFar = errors.New("memory is not readable from here")
 // MaxCard is the greatest length of a card, in bytes.
 const MaxCard = 1 << 10
 
-// cardHead is a byte in front of a card: 1 if its sender, which accepted the
-// connection, fetches what is offered to it.
-const cardHead = 1
+// cardHead is a byte in front of a card: bits of what its sender can do. One that
+// accepted the connection says only what the other side asks for, as peers that know
+// of no units take any other value than cardFetches for none of it.
+const (
+	cardHead    = 1
+	cardFetches = 1 << 0 // it accepted the connection and fetches what is offered
+	cardUnits   = 1 << 1 // it speaks of units of regions
+)
 
 // showCard tells the accepting side who this is and learns who it is.
 func (p *peer) showCard(w *wire) error {
-	if err := w.send(header{kind: kindCard}, append([]byte{0}, p.t.cfg.Near.Card()...)); err != nil {
+	if err := w.send(header{kind: kindCard}, append([]byte{p.t.units()}, p.t.cfg.Near.Card()...)); err != nil {
 		return err
 	}
 	card, err := w.readCard(p.t)
 	if err != nil {
 		return err
 	}
-	w.lend = card[0] == 1
+	w.lend = card[0]&cardFetches != 0
 	p.t.meet(w, p.addr, card[cardHead:])
+	_, blocks := w.near.(BlockNeighbour)
+	w.units = blocks && card[0]&p.t.units() != 0
 	return nil
 }
 
@@ -84,11 +108,11 @@ func (s *server) takeCard() error {
 		return err
 	}
 	s.t.meet(s.w, s.w.conn.RemoteAddr().String(), card[cardHead:])
-	fetches := byte(0)
+	head := card[0] & s.t.units()
 	if s.w.near != nil {
-		fetches = 1
+		head |= cardFetches
 	}
-	return s.w.send(header{kind: kindCard}, append([]byte{fetches}, s.t.cfg.Near.Card()...))
+	return s.w.send(header{kind: kindCard}, append([]byte{head}, s.t.cfg.Near.Card()...))
 }
 
 func (w *wire) readCard(t *Transport) ([]byte, error) {
@@ -171,7 +195,11 @@ func (t *Transport) borrowNear(w *wire, l *lent, pieces []piece, total int64) er
 		}
 	}
 	t.exposedMu.RUnlock()
-	err := w.near.Fetch(ranges)
+	return w.fetched(t, w.near.Fetch(ranges))
+}
+
+// fetched is what a neighbour's error means.
+func (w *wire) fetched(t *Transport, err error) error {
 	switch {
 	case err == nil:
 		return nil
@@ -209,7 +237,7 @@ func (w *wire) watch() (stop func()) {
 func (w *wire) leaveNear() {
 	if w.near != nil {
 		w.near.Close()
-		w.near = nil
+		w.near, w.units = nil, false
 	}
 }
 
@@ -268,5 +296,6 @@ func (p *peer) cards(ctx context.Context, w *wire, theirs hello) error {
 		return context.Cause(ctx)
 	}
 	p.near.Store(w.near != nil || w.lend)
+	p.units.Store(w.units)
 	return nil
 }

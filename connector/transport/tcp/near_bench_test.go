@@ -23,6 +23,8 @@ type fetched struct{ Neighbour }
 
 func (fetched) Fetch([]NearRange) error { return nil }
 
+func (fetched) FetchBlocks([]NearRegion, []int32, []int32) error { return nil }
+
 // What a read of many scattered pieces past the connections costs beside the
 // copies: 12,288 tokens in blocks of 16, two tensors in each of 28 layers.
 func BenchmarkNearScattered(b *testing.B) {
@@ -44,22 +46,31 @@ func BenchmarkNearScattered(b *testing.B) {
 	}
 	mx, my := memory(x), memory(y)
 	units := make([]int32, blocks)
-	var segs []transport.Segment
 	for i := range units {
 		units[i] = int32(2 * i)
 	}
+	list := transport.Blocks{}
+	for i := range units {
+		list.Local = append(list.Local, int32(2*(blocks-1-i)))
+	}
+	list.Remote = units
 	for k := range tensors {
-		for i := range blocks {
-			segs = append(segs, transport.Segment{Local: mx[k], Remote: my[k], LocalOffset: int64(2*(blocks-1-i)) * size, RemoteOffset: int64(2*i) * size, Length: size})
-		}
+		list.Regions = append(list.Regions, transport.RegionPair{Local: mx[k], Remote: my[k], Bytes: size})
 	}
 	c, err := y.Grant(transport.PeerReads, my, units)
 	require.NoError(b, err)
 	p, err := x.Connect(b.Context(), y.addr)
 	require.NoError(b, err)
-	b.ReportAllocs()
-	for b.Loop() {
-		require.NoError(b, p.Read(b.Context(), c, segs))
+	for name, read := range map[string]func() error{
+		"pieces": func() error { return transport.ReadPieces(b.Context(), p, c, list) },
+		"units":  func() error { return transport.ReadBlocks(b.Context(), p, c, list) },
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				require.NoError(b, read())
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*blocks*tensors), "ns/piece")
+		})
 	}
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(segs)), "ns/piece")
 }

@@ -26,6 +26,7 @@ type beside struct {
 	far      atomic.Int64 // fetches that find the memory unreadable
 	broken   atomic.Int64 // fetches whose copy fails
 	fetched  atomic.Int64 // bytes
+	blocks   atomic.Int64 // fetches by units
 	open     atomic.Int64 // neighbours
 	exposed  sync.Map     // key → transport.Memory
 	closed   atomic.Bool

@@ -22,6 +22,7 @@ type peer struct {
 	wg       sync.WaitGroup
 	slots    []*slot
 	near     atomic.Bool // device memory need not travel on the connections
+	units    atomic.Bool // and the peer lends units of many regions at once
 
 	mu     sync.Mutex
 	cond   *sync.Cond
@@ -166,15 +167,19 @@ func (p *peer) transfer(ctx context.Context, k kind, c transport.Capability, seg
 	o := &op{kind: k, key: c, failed: make([]bool, len(segs)), done: make(chan struct{})}
 	o.cut(segs, regions, min(p.chunkBytes(regions), max(total/int64(p.t.cfg.Conns), frameBytes)))
 	if err := p.wait(ctx, o); err != nil {
-		te := &transport.TransferError{Err: err}
-		for i, f := range o.failed {
-			if f {
-				te.Failed = append(te.Failed, i)
-			}
-		}
-		return 0, te
+		return 0, o.transferError(err)
 	}
 	return total, nil
+}
+
+func (o *op) transferError(err error) error {
+	te := &transport.TransferError{Err: err}
+	for i, f := range o.failed {
+		if f {
+			te.Failed = append(te.Failed, i)
+		}
+	}
+	return te
 }
 
 // wait queues an op and returns when no part of it is queued or in flight.

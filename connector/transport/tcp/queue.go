@@ -15,7 +15,7 @@ type op struct {
 	all     []*chunk
 	chunks  []*chunk // queued
 	open    int      // queued or in flight
-	failed  []bool   // per segment of the call
+	failed  []bool   // per segment or unit of the call
 	err     error    // the first cause
 	stopped bool     // no more parts are started or repeated
 	done    chan struct{}
@@ -24,13 +24,14 @@ type op struct {
 // chunk is a part of an op that travels on one connection.
 type chunk struct {
 	op          *op
-	first, last int // segments of the call that it touches
+	first, last int // segments or units of the call that it touches
 	pieces      []piece
 	spans       []span
 	total       int64
 	attempts    int
 	slot        *slot // in flight on
 	far         bool  // it has to travel on the connection
+	units       *unitsRead
 	msg         []byte
 }
 

@@ -62,6 +62,8 @@ type server struct {
 	buf    []byte // a request's payload
 	spans  []span
 	pieces []piece
+	ids    []transport.RegionID
+	units  []int32
 }
 
 // serve answers on c, which carries what the network's connection raw does.
@@ -88,6 +90,8 @@ func (s *server) run() error {
 		switch h.kind {
 		case kindRead:
 			err = s.read(h)
+		case kindUnits:
+			err = s.readUnits(h)
 		case kindWrite:
 			err = s.write(h)
 		case kindOffer:

@@ -66,8 +66,13 @@ func (s *slot) run() {
 				if chunkErr, err := s.start(c); err != nil {
 					pending, ids = s.broken(pending, err), ids[:0]
 					continue
-				} else if chunkErr != nil { // the local memory failed in the middle of a payload
+				} else if chunkErr != nil {
 					s.p.finish(c, chunkErr, final)
+					if errors.Is(chunkErr, ErrFar) { // nothing was sent
+						pending = pending[:len(pending)-1]
+						continue
+					}
+					// The local memory failed in the middle of a payload.
 					pending, ids = s.broken(pending[:len(pending)-1], chunkErr), ids[:0]
 					continue
 				}
@@ -86,8 +91,10 @@ func (s *slot) run() {
 		again := final
 		if errors.Is(chunkErr, ErrFar) {
 			pending[0].far = true
-			pending[0].attempts-- // the connection itself was not at fault
-			again = repeat
+			pending[0].attempts--        // the connection itself was not at fault
+			if pending[0].units == nil { // else its op goes on piece by piece
+				again = repeat
+			}
 		}
 		if errors.Is(chunkErr, transport.ErrCorrupt) {
 			again = repeat
@@ -168,6 +175,9 @@ func (s *slot) start(c *chunk) (error, error) {
 	if o.kind == kindNotify {
 		return nil, s.w.send(header{kind: kindNotify, id: s.id}, c.msg)
 	}
+	if c.units != nil {
+		return s.startUnits(c)
+	}
 	payload := appendRequest(make([]byte, 0, requestBase+len(c.spans)*segmentSize), o.key, c.total, c.spans)
 	if s.w.offer && o.kind == kindWrite {
 		offer := append(binary.LittleEndian.AppendUint32(nil, uint32(len(payload))), payload...)
@@ -215,7 +225,7 @@ func (s *slot) receive(c *chunk, id uint64) (error, error) {
 			if err != nil {
 				return nil, err
 			}
-			if h.status == statusOK && c.op.kind == kindRead && !borrowed {
+			if h.status == statusOK && c.op.reads() && !borrowed {
 				return nil, unexpected(h)
 			}
 			if err := h.status.err(text); err != nil {
@@ -226,7 +236,7 @@ func (s *slot) receive(c *chunk, id uint64) (error, error) {
 			}
 			return chunkErr, nil
 		case kindLend:
-			if c.op.kind != kindRead || borrowed || left < c.total || !s.mayLend(h, c) {
+			if !c.op.reads() || borrowed || left < c.total || !s.mayLend(h, c) {
 				return nil, unexpected(h)
 			}
 			if chunkErr, err = s.borrow(h, c); err != nil {
@@ -258,8 +268,14 @@ func (s *slot) receive(c *chunk, id uint64) (error, error) {
 	}
 }
 
+// reads reports whether an op is answered by what its pieces hold.
+func (o *op) reads() bool { return o.kind == kindRead || o.kind == kindUnits }
+
 // mayLend reports whether a chunk can be answered with this frame.
 func (s *slot) mayLend(h header, c *chunk) bool {
+	if c.units != nil {
+		return h.flags&flagNear != 0 && s.w.units
+	}
 	if h.flags&flagNear != 0 {
 		return s.w.near != nil && !c.far && s.p.t.allNear(c.pieces)
 	}
@@ -272,12 +288,20 @@ func (s *slot) borrow(h header, c *chunk) (error, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := parseLend(b, c.total)
+	total := c.total
+	if c.units != nil {
+		total = c.units.bytes // of one unit of each region
+	}
+	l, err := parseLend(b, total)
 	if err != nil {
 		return nil, err
 	}
 	var chunkErr error
-	if h.flags&flagNear != 0 {
+	if c.units != nil {
+		if chunkErr, err = s.p.t.borrowUnits(s.w, l, c.units); err != nil {
+			return nil, err
+		}
+	} else if h.flags&flagNear != 0 {
 		chunkErr = s.p.t.borrowNear(s.w, l, c.pieces, c.total)
 	} else if chunkErr, err = s.w.borrow(l, c.pieces, c.total); err != nil {
 		return nil, err

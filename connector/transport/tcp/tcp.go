@@ -53,6 +53,7 @@ type Config struct {
 	Log          *slog.Logger            // nil: silent
 	Network      Network                 // what carries the streams; nil: TCP itself
 	Near         Near                    // reads device memory of peers on this host; nil: it travels on the streams
+	Pieces       bool                    // every piece of a read is named by itself, as by peers that know of no units; for comparison
 }
 
 // Network makes the streams that carry the frames. The transport closes it.

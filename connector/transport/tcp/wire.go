@@ -46,6 +46,7 @@ type wire struct {
 	offer bool      // the other side fetches what is offered
 	near  Neighbour // nil: device memory of the other side travels on conn
 	lend  bool      // the other side fetches what is offered of device memory
+	units bool      // the other side lends units of its device memory
 	br    *bufio.Reader
 	crc   bool // payload checksums in both directions
 	stall time.Duration
