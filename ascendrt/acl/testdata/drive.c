@@ -269,8 +269,9 @@ static void *work(void *arg) {
 			wait_for(point);
 		}
 		for (int k = 0; k < N; k++) CHECK(((unsigned char *)host)[k] == i);
+		// No allocation begins there; dev itself may be another thread's once it is free.
+		CHECK(asc_mem_free(ctx, (char *)dev + 1, &e) == ACL_ERROR_RT_PARAM_INVALID && strstr(e.text, "aclrtFree"));
 		CHECK(!asc_mem_free(ctx, dev, &e));
-		CHECK(asc_mem_free(ctx, dev, &e) == ACL_ERROR_RT_PARAM_INVALID && strstr(e.text, "aclrtFree"));
 	}
 	aclrtEvent all[] = { ev, back, point, tail, gate };
 	for (int i = 0; i < 5; i++) CHECK(!asc_event_free(ctx, all[i], &e));
@@ -293,6 +294,9 @@ int main(int argc, char **argv) {
 	pthread_t t[THREADS];
 	for (long i = 0; i < THREADS; i++) pthread_create(&t[i], NULL, work, (void *)i);
 	for (int i = 0; i < THREADS; i++) pthread_join(t[i], NULL);
+	void *dev;
+	CHECK(!asc_mem_alloc(ctx, N, 0, &dev, &e) && !asc_mem_free(ctx, dev, &e));
+	CHECK(asc_mem_free(ctx, dev, &e) == ACL_ERROR_RT_PARAM_INVALID); // twice
 	for (int k = 0; k < 4; k++) CHECK(asc_live(ASC_LIB_ACL, "sluice_emu_live", k) == 0);
 	CHECK(asc_live(ASC_LIB_NNOP, "sluice_emu_objects", 0) == 0);
 	CHECK(!asc_release(ctx, 0, &e));

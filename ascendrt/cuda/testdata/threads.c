@@ -63,8 +63,8 @@ static void *work(void *arg) {
 			CHECK(sl_replay(ctx, s, bad, 2 * SL_REC_WORDS, 0, &e) == 1 && e.index == 7);
 		}
 		for (int k = 0; k < N; k++) CHECK(((unsigned char *)host)[k] == i);
+		CHECK(sl_mem_free(ctx, dev + 1, &e)); // no allocation begins there; dev itself may be another thread's once it is free
 		CHECK(!sl_mem_free(ctx, dev, &e));
-		CHECK(sl_mem_free(ctx, dev, &e));
 	}
 	CHECK(!sl_event_free(ctx, ev, &e));
 	CHECK(!sl_event_free(ctx, back, &e));
@@ -86,6 +86,10 @@ int main(int argc, char **argv) {
 	pthread_t t[THREADS];
 	for (long i = 0; i < THREADS; i++) pthread_create(&t[i], NULL, work, (void *)i);
 	for (int i = 0; i < THREADS; i++) pthread_join(t[i], NULL);
+	sl_ptr dev;
+	CHECK(!sl_mem_alloc(ctx, N, &dev, &e));
+	CHECK(!sl_mem_free(ctx, dev, &e));
+	CHECK(sl_mem_free(ctx, dev, &e)); // twice
 	CHECK(!sl_release(0, &e));
 	puts("ok");
 	return 0;
