@@ -407,8 +407,12 @@ func TestConfigErrors(t *testing.T) {
 		"too many colons":     {Prefillers: []string{"::1:80"}, Decoders: []Decoder{{Addr: "a:1"}}},
 		"ranks":               {Prefillers: []string{"a:1"}, Decoders: []Decoder{{Addr: "a:1", Ranks: -1}}},
 		"between 1 and 65535": {Prefillers: []string{"a:70000"}, Decoders: []Decoder{{Addr: "a:1"}}},
-		"is negative":         {Prefillers: []string{"a:1"}, Decoders: []Decoder{{Addr: "a:1"}}, MaxRetries: -1},
-		"holds '/'":           {Prefillers: []string{"a/b:1"}, Decoders: []Decoder{{Addr: "a:1"}}},
+		"max retries is -1, must not be negative":           {Prefillers: []string{"a:1"}, Decoders: []Decoder{{Addr: "a:1"}}, MaxRetries: -1},
+		"first timeout is -2s, must not be negative":        {Prefillers: []string{"a:1"}, Decoders: []Decoder{{Addr: "a:1"}}, FirstTimeout: -2 * time.Second},
+		"store timeout is -1s, must not be negative":        {Prefillers: []string{"a:1"}, Decoders: []Decoder{{Addr: "a:1"}}, StoreTimeout: -time.Second},
+		`metaserver "x" is no URL that a decoder can reach`: {Prefillers: []string{"a:1"}, Decoders: []Decoder{{Addr: "a:1"}}, Metaserver: "x"},
+		"backend: max local attempts is -1":                 {Prefillers: []string{"a:1"}, Decoders: []Decoder{{Addr: "a:1"}}, Backend: Backend{Name: "x", Guard: route.Guard{MaxLocalAttempts: -1}}},
+		"holds '/'":                                         {Prefillers: []string{"a/b:1"}, Decoders: []Decoder{{Addr: "a:1"}}},
 	} {
 		_, err := New(cfg)
 		require.ErrorContains(t, err, want)

@@ -233,23 +233,30 @@ func (c Config) Validate() error {
 			errs = append(errs, fmt.Errorf("decoder %q: there is no pool %q", d.Addr, d.Pool))
 		}
 	}
-	numbers := map[string]int64{
+	counts := map[string]int64{
 		"max retries": int64(c.MaxRetries), "max body": c.MaxBody, "max answer": c.MaxAnswer, "max header": int64(c.MaxHeader), "max sessions": int64(c.MaxSessions),
-		"retry delay": int64(c.RetryDelay), "session ttl": int64(c.SessionTTL), "connect timeout": int64(c.ConnectTimeout), "prefill timeout": int64(c.PrefillTimeout),
-		"max connections": int64(c.MaxConnections), "concurrency per tenant": int64(c.TenantConcurrency), "queue per tenant": int64(c.TenantQueue), "queue timeout": int64(c.QueueTimeout),
-		"watch interval": int64(c.WatchEvery), "join interval": int64(c.JoinInterval), "join tries": int64(c.JoinTries),
-		"first timeout": int64(c.FirstTimeout), "idle timeout": int64(c.IdleTimeout), "client timeout": int64(c.ClientTimeout), "body timeout": int64(c.BodyTimeout),
+		"max connections": int64(c.MaxConnections), "concurrency per tenant": int64(c.TenantConcurrency), "queue per tenant": int64(c.TenantQueue), "join tries": int64(c.JoinTries),
 	}
-	for _, name := range slices.Sorted(maps.Keys(numbers)) {
-		if v := numbers[name]; v < 0 {
-			errs = append(errs, fmt.Errorf("%s is negative", name))
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		if v := counts[name]; v < 0 {
+			errs = append(errs, fmt.Errorf("%s is %d, must not be negative", name, v))
+		}
+	}
+	times := map[string]time.Duration{
+		"retry delay": c.RetryDelay, "session ttl": c.SessionTTL, "queue timeout": c.QueueTimeout, "watch interval": c.WatchEvery, "join interval": c.JoinInterval,
+		"connect timeout": c.ConnectTimeout, "prefill timeout": c.PrefillTimeout, "first timeout": c.FirstTimeout, "idle timeout": c.IdleTimeout,
+		"client timeout": c.ClientTimeout, "body timeout": c.BodyTimeout, "store timeout": c.StoreTimeout, "resolve interval": c.ResolveEvery,
+	}
+	for _, name := range slices.Sorted(maps.Keys(times)) {
+		if v := times[name]; v < 0 {
+			errs = append(errs, fmt.Errorf("%s is %v, must not be negative", name, v))
 		}
 	}
 	push := c.Backend.Push
 	for _, b := range c.Pools {
 		push = push || b.Push
 	}
-	if err := checkMetaserver(c.Metaserver); push && err != nil {
+	if err := checkMetaserver(c.Metaserver); err != nil && (push || c.Metaserver != "") {
 		errs = append(errs, err)
 	}
 	if c.Backend.Name != "" {

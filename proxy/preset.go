@@ -165,8 +165,16 @@ func (b *Backend) Validate() error {
 		}
 	}
 	g := b.Guard
-	if g.MaxSuffixTokens < 0 || g.MaxAppendTokensInFlight < 0 || g.MaxLocalAttempts < 0 || g.PaceTarget < 0 {
-		bad("a guard is negative")
+	for _, f := range []struct {
+		name string
+		v    int
+	}{{"max suffix tokens", g.MaxSuffixTokens}, {"max append tokens in flight", g.MaxAppendTokensInFlight}, {"max local attempts", g.MaxLocalAttempts}} {
+		if f.v < 0 {
+			bad("%s is %d, must not be negative", f.name, f.v)
+		}
+	}
+	if g.PaceTarget < 0 {
+		bad("tpot target is %v, must not be negative", g.PaceTarget)
 	}
 	return errors.Join(errs...)
 }

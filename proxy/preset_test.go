@@ -217,7 +217,8 @@ func TestPresetErrors(t *testing.T) {
 		"status 99":        {Refusals: []RefusalRule{{Status: 99}}},
 		"slash":            {Refusals: []RefusalRule{{Pointer: "a"}}},
 		"without":          {Refusals: []RefusalRule{{Equals: "a", Status: 412}}},
-		"negative":         {Guard: route.Guard{MaxLocalAttempts: -1}},
+		"max local attempts is -1, must not be negative": {Guard: route.Guard{MaxLocalAttempts: -1}},
+		"tpot target is -1ns, must not be negative":      {Guard: route.Guard{PaceTarget: -1}},
 	} {
 		require.ErrorContains(t, b.Validate(), want)
 	}

@@ -48,6 +48,17 @@ func (f File) Load() (cfg Config, adminToken string, err error) {
 			}
 		}
 	}
+	if f.InstancesFile != "" {
+		src, err := os.Open(f.InstancesFile)
+		keep("instances file", err)
+		if err == nil {
+			_, err = ReadMembers(src)
+			keep("instances file "+f.InstancesFile, errors.Join(err, src.Close()))
+		}
+	}
+	if f.Admin.Listen == "" && f.Admin.TokenFile != "" {
+		keep("admin", fmt.Errorf("the token file %s is of no use without an admin listener", f.Admin.TokenFile))
+	}
 	if f.Admin.Listen != "" {
 		keep("admin", CheckListen(f.Admin.Listen))
 		adminToken = os.Getenv("SLUICE_ADMIN_TOKEN")

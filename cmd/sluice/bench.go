@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-serving/sluice/internal/bench/load"
 	"github.com/sluice-serving/sluice/internal/bench/overlap"
 	"github.com/sluice-serving/sluice/internal/bench/workload"
+	"github.com/sluice-serving/sluice/internal/sim/trace"
 )
 
 const (
@@ -229,8 +230,15 @@ func (b *benchFlags) folder() string {
 }
 
 func (b *benchFlags) options(cmd *cobra.Command) (*bench.Options, error) {
-	if u, err := url.Parse(b.url); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return nil, fmt.Errorf("--url %q: give the server's base address, such as http://127.0.0.1:9000", b.url)
+	errs := []error{baseURL("url", b.url)}
+	if b.watch != "" {
+		errs = append(errs, baseURL("watch", b.watch))
+	}
+	if _, err := trace.ParseIDs(b.trace.ids); err != nil {
+		errs = append(errs, fmt.Errorf("--ids: %w", err))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
 	}
 	if b.apiKey == "" {
 		b.apiKey = os.Getenv("OPENAI_API_KEY")
@@ -263,6 +271,14 @@ func (b *benchFlags) options(cmd *cobra.Command) (*bench.Options, error) {
 		}
 	}
 	return o, nil
+}
+
+// baseURL reports what is wrong with an address that a flag names.
+func baseURL(flag, text string) error {
+	if u, err := url.Parse(text); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return fmt.Errorf("--%s %q: give an address of the server, such as http://127.0.0.1:9000", flag, text)
+	}
+	return nil
 }
 
 func writeWorkload(path string, w *workload.Workload) error {

@@ -126,7 +126,7 @@ func TestBenchRefusesPointsThatItCannotMeasure(t *testing.T) {
 		"the build recorded no commit":   "--device host",
 		`"{" is not JSON`:                "--device host --commit x --kv-extra {",
 		`unknown graph policy "lenient"`: "--device host --commit x --shapes 8/8 --model random:tiny --policies lenient --arrivals 0.1",
-		"decoder's KV tokens: -1":        "--device host --commit x --decoder-kv-tokens -1",
+		"--decoder-kv-tokens is -1":      "--device host --commit x --decoder-kv-tokens -1",
 	} {
 		dir := t.TempDir()
 		_, _, err := benched(t, append([]string{"--preset", "tails", "--dir", dir}, strings.Fields(args)...)...)

@@ -6,6 +6,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-serving/sluice/internal/bench/load"
+	"github.com/sluice-serving/sluice/internal/bench/progress"
 	"github.com/sluice-serving/sluice/internal/engine/eval"
 )
 
@@ -21,6 +23,9 @@ are the examples. A key in the environment variable OPENAI_API_KEY is sent to th
 		Example: `  sluice eval --url http://127.0.0.1:8000 --model NAME --file questions.jsonl --shots 5`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := baseURL("url", o.URL); err != nil {
+				return err
+			}
 			f, err := os.Open(file)
 			if err != nil {
 				return err
@@ -31,7 +36,17 @@ are the examples. A key in the environment variable OPENAI_API_KEY is sent to th
 				return fmt.Errorf("%s: %w", file, err)
 			}
 			o.Key = os.Getenv("OPENAI_API_KEY")
+			var bar *progress.Bar
+			o.Observe = func(soFar eval.Result, of int) {
+				if bar == nil {
+					bar = progress.Start(cmd.ErrOrStderr(), fmt.Sprintf("ask %s at %s", o.Model, o.URL))
+				}
+				bar.Observe(load.Progress{Total: of, Sent: soFar.Asked, Done: soFar.Asked, Failed: soFar.Failed})
+			}
 			r, err := eval.Run(cmd.Context(), questions, o)
+			if bar != nil {
+				bar.End()
+			}
 			if err != nil {
 				return err
 			}

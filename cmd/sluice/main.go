@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -44,7 +45,9 @@ func newRootCmd() *cobra.Command {
 		cmd := make()
 		complete(cmd)
 		if args := cmd.Args; args != nil {
-			cmd.Args = func(cmd *cobra.Command, given []string) error { return withHelp(cmd, args(cmd, given)) }
+			cmd.Args = func(cmd *cobra.Command, given []string) error {
+				return withHelp(cmd, errors.Join(args(cmd, given), within(cmd)))
+			}
 		}
 		root.AddCommand(cmd)
 	}

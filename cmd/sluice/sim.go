@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/sluice-serving/sluice/internal/bench/points"
 	"github.com/sluice-serving/sluice/internal/sim"
@@ -74,6 +76,9 @@ With --profile also guarded with one of them off: no-governor, no-leases,
 no-overload, no-wait (the bounded wait for a busy Decoder).`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := simNeeds(cmd.Flags()); err != nil {
+				return err
+			}
 			if err := f.run(cmd.OutOrStdout(), cmd.ErrOrStderr()); err != nil {
 				return err
 			}
@@ -110,6 +115,24 @@ no-overload, no-wait (the bounded wait for a busy Decoder).`,
 	fl.Float64Var(&f.replay.ScaleTime, "scale-time", 1, "multiply all times by this")
 	fl.Float64Var(&f.replay.ScaleToken, "scale-tokens", 1, "multiply all lengths by this")
 	return cmd
+}
+
+// simNeeds reports flags that would have no effect without another.
+func simNeeds(given *pflag.FlagSet) error {
+	var errs []error
+	for with, names := range map[string][]string{
+		"measured": {"hop", "transfer-rate", "restore-rate"},
+		"plan":     {"max-instances"},
+		"trace":    {"profile", "prefillers", "decoders", "ranks", "blocks", "block-size", "gap", "gaps", "scale-time", "scale-tokens", "ids", "lenient"},
+	} {
+		for _, name := range names {
+			if given.Changed(name) && !given.Changed(with) {
+				errs = append(errs, fmt.Errorf("--%s needs --%s", name, with))
+			}
+		}
+	}
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return errors.Join(errs...)
 }
 
 func (f *simFlags) run(out, errs io.Writer) error {

@@ -31,7 +31,7 @@ type Config struct {
 	DeviceWorkers   int             // CPU cores per operation of the host device; default all
 
 	BlockSize    int     // tokens per KV block; default 16, on Ascend 128
-	KVBlocks     int     // blocks per rank besides the null block; default 2,048 on the host, elsewhere what fits the device's free memory
+	KVBlocks     int     // blocks per rank besides the null block, enough for one sequence of MaxModelLen; default 2,048 on the host, elsewhere what fits the device's free memory
 	NoPrefix     bool    // switches prefix caching off
 	MaxSeqs      int     // requests that run at once per rank; default 64
 	MaxTokens    int     // tokens per step and rank; default 512
@@ -59,7 +59,7 @@ type Config struct {
 
 	// StepLines are the lines of the last steps that each rank keeps for a dump.
 	// Default 4,096 on the host device, whose steps take milliseconds, and none
-	// elsewhere, where a line a step would be felt; negative: none.
+	// elsewhere, where a line a step would be felt; -1: none.
 	StepLines int
 	DumpDir   string // where dumps go; default the system's folder for temporary files
 
@@ -253,10 +253,21 @@ func (c *choices) validate() error {
 		{"max-num-seqs", d.MaxSeqs, 1, 1 << 16}, {"max-num-batched-tokens", d.MaxTokens, 1, 1 << 20},
 		{"max-model-len", d.MaxModelLen, 1, longest}, {"max-queue", d.MaxQueue, 1, 1 << 20},
 		{"data-parallel-size", d.DataParallel, 1, 256}, {"kv-port", d.KVPort, 0, 65535}, {"device-workers", d.DeviceWorkers, 0, 1 << 12},
-		{"model-runner", d.Runner, 1, 2},
+		{"model-runner", d.Runner, 1, 2}, {"step-lines", d.StepLines, -1, 1 << 20},
 	} {
 		if f.v < f.lo || f.v > f.hi {
 			errs = append(errs, within(f.name, f.v, f.lo, f.hi))
+		}
+	}
+	if need := (d.MaxModelLen + max(d.BlockSize, 1) - 1) / max(d.BlockSize, 1); d.KVBlocks > 0 && d.KVBlocks < need {
+		errs = append(errs, &SettingError{"num-kv-blocks", d.KVBlocks, fmt.Sprintf("at least %d: what one sequence of max-model-len %d takes in blocks of %d", need, d.MaxModelLen, d.BlockSize)})
+	}
+	if !(d.Watermark >= 0 && d.Watermark < 1) {
+		errs = append(errs, &SettingError{"watermark", d.Watermark, "at least 0 and below 1"})
+	}
+	if d.DumpDir != "" {
+		if info, err := os.Stat(d.DumpDir); err != nil || !info.IsDir() {
+			errs = append(errs, &SettingError{"dump-dir", d.DumpDir, "a folder that exists"})
 		}
 	}
 	if !(d.CacheHitThreshold >= 0 && d.CacheHitThreshold <= 1) {

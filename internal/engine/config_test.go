@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -34,32 +35,42 @@ func TestParseConfigs(t *testing.T) {
 
 func TestValidate(t *testing.T) {
 	require.NoError(t, Config{}.Validate())
+	require.NoError(t, Config{KVBlocks: 10, MaxModelLen: 80, BlockSize: 8, StepLines: -1, DumpDir: t.TempDir()}.Validate())
 	appends := Additional{Scheduler: SchedulerOptions{DecoderAppendPrefill: true}}
 	role := func(r Role) KVTransfer { return KVTransfer{Connector: ConnectorPD, Role: r} }
 	for text, c := range map[string]Config{
-		"unknown model":                          {Model: "llama"},
-		`device "tpu": there are`:                {Device: "tpu"},
-		"block-size is -1":                       {BlockSize: -1},
-		"num-kv-blocks is -5":                    {KVBlocks: -5},
-		"max-num-seqs is 100000":                 {MaxSeqs: 100000},
-		"max-model-len is 9000":                  {MaxModelLen: 9000},
-		"data-parallel-size is 300":              {DataParallel: 300},
-		"kv-port is 70000":                       {KVPort: 70000},
-		"global-cache-hit-threshold is 2":        {CacheHitThreshold: 2},
-		"drain-timeout is -1ns":                  {DrainTimeout: -1},
-		`unknown kv_connector "Nixl"`:            {KVTransfer: KVTransfer{Connector: "Nixl", Role: RoleBoth}},
-		"kv_role is missing":                     {KVTransfer: KVTransfer{Connector: ConnectorPD}},
-		`unknown kv_role "kv_x"`:                 {KVTransfer: role("kv_x")},
-		"needs a kv_connector":                   {KVTransfer: KVTransfer{Role: RoleConsumer}},
-		"unknown kv_load_failure_policy":         {KVTransfer: KVTransfer{LoadFailure: "ignore"}},
-		`needs kv_role kv_consumer, not ""`:      {Additional: appends},
-		`needs kv_role kv_consumer, not "kv`:     {Additional: appends, KVTransfer: role(RoleBoth)},
-		`unknown dtype "fp8"`:                    {DType: "fp8"},
-		"block-size is 64, must be 128":          {Device: "ascend", BlockSize: 64},
-		"attention on Ascend takes bfloat16":     {Device: "ascend:1", DType: "float32"},
-		"needs prefix caching":                   {Additional: appends, KVTransfer: role(RoleConsumer), NoPrefix: true},
-		"unknown decoder_append_prefill_profile": {Additional: Additional{Scheduler: SchedulerOptions{AppendProfile: "bold"}}},
-		"recompute_scheduler_enable needs":       {Additional: Additional{Scheduler: SchedulerOptions{Recompute: true}}},
+		"unknown model":           {Model: "llama"},
+		`device "tpu": there are`: {Device: "tpu"},
+		"block-size is -1":        {BlockSize: -1},
+		"num-kv-blocks is -5":     {KVBlocks: -5},
+		"num-kv-blocks is 1, must be at least 256: what one sequence of max-model-len 4096 takes in blocks of 16": {KVBlocks: 1},
+		"num-kv-blocks is 9, must be at least 10":                   {KVBlocks: 9, MaxModelLen: 73, BlockSize: 8},
+		"num-kv-blocks is 2048, must be at least 4096":              {BlockSize: 1},
+		"step-lines is -5, must be within -1 to":                    {StepLines: -5},
+		"step-lines is 2000000":                                     {StepLines: 2000000},
+		"watermark is 1, must be at least 0 and below 1":            {Watermark: 1},
+		"watermark is NaN":                                          {Watermark: math.NaN()},
+		"dump-dir is /no/such/folder, must be a folder that exists": {DumpDir: "/no/such/folder"},
+		"dump-dir is config.go, must be a folder that exists":       {DumpDir: "config.go"},
+		"max-num-seqs is 100000":                                    {MaxSeqs: 100000},
+		"max-model-len is 9000":                                     {MaxModelLen: 9000},
+		"data-parallel-size is 300":                                 {DataParallel: 300},
+		"kv-port is 70000":                                          {KVPort: 70000},
+		"global-cache-hit-threshold is 2":                           {CacheHitThreshold: 2},
+		"drain-timeout is -1ns":                                     {DrainTimeout: -1},
+		`unknown kv_connector "Nixl"`:                               {KVTransfer: KVTransfer{Connector: "Nixl", Role: RoleBoth}},
+		"kv_role is missing":                                        {KVTransfer: KVTransfer{Connector: ConnectorPD}},
+		`unknown kv_role "kv_x"`:                                    {KVTransfer: role("kv_x")},
+		"needs a kv_connector":                                      {KVTransfer: KVTransfer{Role: RoleConsumer}},
+		"unknown kv_load_failure_policy":                            {KVTransfer: KVTransfer{LoadFailure: "ignore"}},
+		`needs kv_role kv_consumer, not ""`:                         {Additional: appends},
+		`needs kv_role kv_consumer, not "kv`:                        {Additional: appends, KVTransfer: role(RoleBoth)},
+		`unknown dtype "fp8"`:                                       {DType: "fp8"},
+		"block-size is 64, must be 128":                             {Device: "ascend", BlockSize: 64},
+		"attention on Ascend takes bfloat16":                        {Device: "ascend:1", DType: "float32"},
+		"needs prefix caching":                                      {Additional: appends, KVTransfer: role(RoleConsumer), NoPrefix: true},
+		"unknown decoder_append_prefill_profile":                    {Additional: Additional{Scheduler: SchedulerOptions{AppendProfile: "bold"}}},
+		"recompute_scheduler_enable needs":                          {Additional: Additional{Scheduler: SchedulerOptions{Recompute: true}}},
 	} {
 		require.ErrorContains(t, c.Validate(), text)
 	}

@@ -211,6 +211,9 @@ func (f *proxyFlags) merge() error {
 	for i := range f.Decoders {
 		f.pool(&f.Decoders[i])
 	}
+	if err := f.checkNumbers(); err != nil {
+		return err
+	}
 	if f.set.Changed("retry-delay") {
 		f.Retry.Delay = proxy.Duration(f.retryDelay * float64(time.Second))
 	}
@@ -281,6 +284,9 @@ func (f *proxyFlags) run(cmd *cobra.Command) error {
 	}
 	cfg.APIKey, cfg.Logger = os.Getenv("OPENAI_API_KEY"), logger
 	out := cmd.OutOrStdout()
+	if err := f.options.check(cfg); err != nil {
+		return err
+	}
 	if f.check {
 		text, err := proxy.Effective(cfg, f.Listen)
 		if err != nil {
@@ -355,6 +361,18 @@ func have[T any](openers map[string]T) string {
 		return " (none in this binary: build the one in proxy/shared)"
 	}
 	return " (" + strings.Join(slices.Sorted(maps.Keys(openers)), ", ") + ")"
+}
+
+// check reports what the configuration names by URL and this binary cannot open.
+func (o Options) check(cfg proxy.Config) error {
+	var errs [2]error
+	if cfg.StoreURL != "" {
+		_, _, errs[0] = opener("session store", cfg.StoreURL, o.Stores)
+	}
+	if cfg.MembershipURL != "" {
+		_, _, errs[1] = opener("membership", cfg.MembershipURL, o.Memberships)
+	}
+	return errors.Join(errs[:]...)
 }
 
 // open opens what the configuration names by URL.

@@ -8,9 +8,12 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -42,12 +45,67 @@ decoders: [{backend: vllm-ascend, instances: ["127.0.0.1:2"]}]
 sessions: {store: "nats://user:secret@127.0.0.1:4222/s", store_timeout: 50ms, sources: [previous_response_id, history]}
 membership: etcd://127.0.0.1:2379/i
 `), 0o600))
-	text, err := call(t.Context(), Options{}, "--config", path, "--check", "--session-ttl", "10m")
-	require.NoError(t, err)
+	options := Options{Stores: map[string]OpenStore{"nats": nil}, Memberships: map[string]OpenMembership{"etcd": nil}}
+	text, err := call(t.Context(), options, "--config", path, "--check", "--session-ttl", "10m")
+	require.NoError(t, err, "nothing is opened")
 	for _, want := range []string{"nats://user:xxxxx@127.0.0.1:4222/s", "store_timeout: 50ms", "etcd://127.0.0.1:2379/i", "ttl: 10m0s", "- history", "append_prefill_miss"} {
 		require.Contains(t, text, want)
 	}
 	require.NotContains(t, text, "secret")
+	_, err = call(t.Context(), Options{}, "--config", path, "--check")
+	require.ErrorContains(t, err, `session store: this binary cannot open "nats"`)
+	require.ErrorContains(t, err, `membership: this binary cannot open "etcd"`)
+	require.NotContains(t, err.Error(), "secret")
+}
+
+// What a flag does not take is an error that names it and the value, with and
+// without --check.
+func TestValuesThatFlagsDoNotTake(t *testing.T) {
+	dir := t.TempDir()
+	broken := filepath.Join(dir, "broken.yaml")
+	require.NoError(t, os.WriteFile(broken, []byte("prefill: x"), 0o600))
+	bad := map[string]string{
+		"--admin-token-file=" + dir + "/none": "the token file " + dir + "/none is of no use without an admin listener",
+		"--instances-file=" + dir + "/none":   "instances file: open " + dir + "/none: no such file",
+		"--instances-file=" + broken:          "instances file " + broken,
+		"--metaserver-url=nosuch":             `metaserver "nosuch"`,
+		"--scrape-interval=0s":                "--scrape-interval is 0s, must be",
+		"--max-suffix-tokens=-5":              "--max-suffix-tokens is -5, must be -1 for the preset's",
+		"--max-append-tokens-in-flight=-2":    "--max-append-tokens-in-flight is -2, must be",
+		"--max-local-attempts=-2":             "--max-local-attempts is -2, must be",
+		"--max-connections=-1":                "max connections is -1, must not be negative",
+		"--tenant-queue=-3":                   "queue per tenant is -3, must not be negative",
+		"--tpot-target=-1s":                   "tpot target is -1s, must not be negative",
+		"--retry-delay=nan":                   "--retry-delay is NaN, must be above 0",
+		"--retry-delay=inf":                   "--retry-delay is +Inf, must be above 0",
+		"--waiting-retry-interval=1e300":      "--waiting-retry-interval is 1e+300, must be above 0",
+		"--decoder-dp-size=0":                 `decoder 127.0.0.1:2: "0" ranks`,
+	}
+	for _, name := range above0 {
+		zero := "0"
+		if strings.HasSuffix(name, "timeout") || strings.HasSuffix(name, "ttl") {
+			zero = "0s"
+		}
+		bad["--"+name+"="+zero] = "--" + name + " is " + zero + ", must be above 0"
+		bad["--"+name+"=-1"+zero[1:]] = "--" + name + " is -1" + zero[1:] + ", must be above 0"
+	}
+	for flag, want := range bad {
+		for _, more := range [][]string{{"--check"}, nil} {
+			_, err := call(t.Context(), Options{}, append(append([]string{flag}, more...), instances...)...)
+			require.ErrorContains(t, err, want, flag)
+		}
+	}
+}
+
+// Every flag with a number is checked here or with the whole configuration.
+func TestNumbersAreChecked(t *testing.T) {
+	elsewhere := []string{"port", "scrape-interval", "max-connections", "tenant-concurrency", "tenant-queue", "tpot-target"}
+	New(Options{}).Flags().VisitAll(func(f *pflag.Flag) {
+		switch f.Value.Type() {
+		case "int", "int64", "float64", "duration":
+			require.Contains(t, slices.Concat(above0, boundOrPreset, elsewhere), f.Name)
+		}
+	})
 }
 
 type members struct{}

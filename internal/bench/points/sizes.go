@@ -86,18 +86,22 @@ func (o *Options) setupOf(p *Point) setup {
 	return s
 }
 
+// longest is the longest sequence of an engine whose pool has that many tokens:
+// an engine wants room for one.
+func (s *setup) longest(pool int) int { return min(s.length, pool/blockSize*blockSize) }
+
 // cluster is the engines of a setup with a Decoder of the given kind.
 func (o *Options) cluster(s *setup, variant string) up.Cluster {
 	c := up.Cluster{
 		Model: s.model,
 		Prefiller: up.Engine{
 			Device: o.PrefillerDevice, Caching: up.NoCaching, Blocks: s.PrefillerTokens / blockSize, BlockSize: blockSize, MaxSeqs: 64,
-			StepLimit: s.PrefillerStep, MaxLen: s.length, Workers: o.Workers, Extra: []string{"--enforce-eager"},
+			StepLimit: s.PrefillerStep, MaxLen: s.longest(s.PrefillerTokens), Workers: o.Workers, Extra: []string{"--enforce-eager"},
 			Transfer: transfer("kv_producer", o.Extra, 0),
 		},
 		Decoder: up.Engine{
 			Device: o.DecoderDevice, Blocks: s.DecoderTokens / blockSize, BlockSize: blockSize, MaxSeqs: s.Seqs,
-			StepLimit: s.DecoderStep, MaxLen: s.length, Workers: o.Workers, Transfer: transfer("kv_consumer", o.Extra, 0),
+			StepLimit: s.DecoderStep, MaxLen: s.longest(s.DecoderTokens), Workers: o.Workers, Transfer: transfer("kv_consumer", o.Extra, 0),
 		},
 	}
 	flags := strings.Fields(o.Flags)

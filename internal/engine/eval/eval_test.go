@@ -73,8 +73,12 @@ func TestRunCounts(t *testing.T) {
 		_ = json.NewEncoder(w).Encode(map[string]any{"choices": []any{map[string]any{"text": text}}})
 	}))
 	defer srv.Close()
-	r, err := Run(t.Context(), qs, Options{URL: srv.URL + "/", Model: "m", Shots: 1, Concurrency: 2, Client: srv.Client()})
+	var asked []int
+	r, err := Run(t.Context(), qs, Options{URL: srv.URL + "/", Model: "m", Shots: 1, Concurrency: 2, Client: srv.Client(), Observe: func(soFar Result, of int) {
+		asked = append(asked, soFar.Asked, of)
+	}})
 	require.NoError(t, err)
+	require.Equal(t, []int{1, 3, 2, 3, 3, 3}, asked)
 	require.ErrorContains(t, r.Err, "status 500")
 	r.Err = nil
 	require.Equal(t, Result{Asked: 3, Strict: 1, Flexible: 2, Failed: 1}, r)
@@ -85,7 +89,7 @@ func TestRunCounts(t *testing.T) {
 	_, err = Run(t.Context(), qs, Options{Shots: 4})
 	require.ErrorContains(t, err, "none is left")
 	_, err = Run(t.Context(), qs, Options{Limit: -1})
-	require.Error(t, err)
+	require.ErrorContains(t, err, "limit is -1")
 }
 
 func TestChatEndpointWithAKey(t *testing.T) {

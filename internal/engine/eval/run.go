@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -51,6 +50,7 @@ type Options struct {
 	MaxTokens   int // of an answer; 0: 512
 	Concurrency int // requests at a time; 0: 8
 	Client      *http.Client
+	Observe     func(soFar Result, of int) // called after each answer, by one goroutine at a time; nil: never
 }
 
 // Result counts answers.
@@ -80,8 +80,13 @@ func Prompt(examples []Question, question string) string {
 // Run asks all questions, greedily, and counts. A request that fails is counted;
 // the error of Run is about the options or ctx.
 func Run(ctx context.Context, questions []Question, o Options) (Result, error) {
-	if o.Shots < 0 || o.Limit < 0 || o.MaxTokens < 0 || o.Concurrency < 0 {
-		return Result{}, errors.New("eval: an option is negative")
+	for _, f := range []struct {
+		name string
+		v    int
+	}{{"shots", o.Shots}, {"limit", o.Limit}, {"max tokens", o.MaxTokens}, {"concurrency", o.Concurrency}} {
+		if f.v < 0 {
+			return Result{}, fmt.Errorf("eval: %s is %d, must not be negative", f.name, f.v)
+		}
 	}
 	if o.Shots >= len(questions) {
 		return Result{}, fmt.Errorf("eval: %d questions, of which %d are examples: none is left to ask", len(questions), o.Shots)
@@ -125,6 +130,9 @@ func Run(ctx context.Context, questions []Question, o Options) (Result, error) {
 					if isFlexible && flexible == want {
 						res.Flexible++
 					}
+				}
+				if o.Observe != nil {
+					o.Observe(res, len(ask))
 				}
 				mu.Unlock()
 			}

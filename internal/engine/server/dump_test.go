@@ -71,7 +71,10 @@ func TestOldStepsAreDropped(t *testing.T) {
 	files, err = off.engine.DumpSteps()
 	require.NoError(t, err)
 	require.Empty(t, files)
-	nowhere := start(t, engine.Config{DumpDir: filepath.Join(dir, "none")}, Options{})
+	gone := filepath.Join(dir, "gone")
+	require.NoError(t, os.Mkdir(gone, 0o700))
+	nowhere := start(t, engine.Config{DumpDir: gone}, Options{})
+	require.NoError(t, os.Remove(gone))
 	_, err = nowhere.engine.DumpSteps()
 	require.ErrorContains(t, err, "no such file")
 }

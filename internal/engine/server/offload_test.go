@@ -116,7 +116,7 @@ func tokens(text string) []int32 {
 func TestIdentityOfTiers(t *testing.T) {
 	w := reference(t)
 	dir := t.TempDir()
-	tier := engine.Config{BlockSize: 16, KVBlocks: 160}
+	tier := engine.Config{BlockSize: 16, KVBlocks: 160, MaxModelLen: 2560}
 	tier.KVTransfer = transferConfig(t, `{"kv_connector":"offload","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":67108864,
 		"enable_offload_prefix_caching":true,"eviction_policy":"arc","file_path":"`+dir+`","file_bytes":268435456,"file_full_every":5}}`)
 	serve := func(n *node) {
@@ -155,7 +155,8 @@ func TestChainOfAppendAndOffload(t *testing.T) {
 	require.NoError(t, err)
 	d := decoder()
 	d.KVTransfer = transferConfig(t, offloadAndPD)
-	d.KVBlocks, d.MaxModelLen, d.BlockSize = 24+chainOutput*5/64, 800, 16 // the prompts of three, and the outputs of one and a half
+	d.KVBlocks, d.BlockSize = 24+chainOutput*5/64, 16 // the prompts of three, and the outputs of one and a half
+	d.MaxModelLen = min(800, d.KVBlocks*d.BlockSize)
 	n := startTraced(t, d, Options{Noise: NoiseAllowed}, tr)
 	x := &pair{p: start(t, prefiller(), Options{}), d: n}
 	plain := start(t, engine.Config{NoPrefix: true, Sync: true, Eager: true}, Options{})

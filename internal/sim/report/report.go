@@ -146,6 +146,9 @@ func (p *Plot) draw(g *plot.Plot) ([]byte, error) {
 	case Bars:
 		width := min(14, 480/float64(max(len(p.Labels), 1)*(len(p.Series)+1)))
 		for i, s := range p.Series {
+			if len(s.Values) == 0 {
+				continue
+			}
 			b, err := plotter.NewBarChart(plotter.Values(s.Values), vg.Points(width))
 			if err != nil {
 				return nil, err
@@ -156,8 +159,11 @@ func (p *Plot) draw(g *plot.Plot) ([]byte, error) {
 			g.Add(b)
 			g.Legend.Add(s.Name, b)
 		}
-		g.Y.Min = 0
+		g.Y.Min, g.Y.Max = 0, max(g.Y.Max, 1e-9) // without a bar there is no largest value
 		labels := slices.Clone(p.Labels)
+		if len(labels) == 0 {
+			labels = []string{""}
+		}
 		upright := len(labels) > 8
 		for i := range labels {
 			if upright {
@@ -165,7 +171,7 @@ func (p *Plot) draw(g *plot.Plot) ([]byte, error) {
 			}
 		}
 		g.NominalX(labels...)
-		g.X.Min, g.X.Max = -0.5, float64(len(p.Labels))-0.5
+		g.X.Min, g.X.Max = -0.5, float64(len(labels))-0.5
 		if upright {
 			g.X.Tick.Label.Rotation = math.Pi / 2
 			g.X.Tick.Label.XAlign, g.X.Tick.Label.YAlign = draw.XRight, draw.YCenter

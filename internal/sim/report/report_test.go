@@ -55,6 +55,9 @@ func TestEmptySeriesAreLeftOut(t *testing.T) {
 	p := example()
 	p.Plots[0].Series = append(p.Plots[0].Series, Series{Name: "none"})
 	require.NoError(t, Write(&bytes.Buffer{}, p))
+	p.Plots[2].Labels, p.Plots[2].Series = nil, []Series{{Name: "pd"}} // no turn is a follow-up
+	require.NoError(t, Write(&bytes.Buffer{}, p))
+	require.NoError(t, WritePlots(t.TempDir(), p))
 }
 
 // A browser shows the table and the plots, light and dark.
