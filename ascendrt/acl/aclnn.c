@@ -82,8 +82,8 @@ static int first(call_state *c, asc_second *second, const char **what, asc_err *
 	switch (c->op) {
 	case ASC_OP_EMBEDDING: PHASE1(aclnnEmbedding, t[0], t[1], t[2]);
 	case ASC_OP_CLAMP_MIN: SCALAR(0, ACL_INT32); PHASE1(aclnnClampMin, t[0], c->scalar, t[1]);
-	case ASC_OP_LT_SCALAR: SCALAR(0, ACL_INT32); PHASE1(aclnnLtScalar, t[0], c->scalar, t[1]);
-	case ASC_OP_MASKED_FILL: SCALAR(0, ACL_FLOAT); PHASE1(aclnnInplaceMaskedFillScalar, t[0], t[1], c->scalar);
+	case ASC_OP_LT_SCALAR: SCALAR(c->numbers ? real(x[0]) : 0, c->numbers ? ACL_FLOAT : ACL_INT32); PHASE1(aclnnLtScalar, t[0], c->scalar, t[1]);
+	case ASC_OP_MASKED_FILL: SCALAR(c->numbers ? real(x[0]) : 0, ACL_FLOAT); PHASE1(aclnnInplaceMaskedFillScalar, t[0], t[1], c->scalar);
 	case ASC_OP_SELECT: PHASE1(aclnnSWhere, t[0], t[1], t[2], t[3]);
 	case ASC_OP_COPY: PHASE1(aclnnInplaceCopy, t[0], t[1]);
 	case ASC_OP_ZERO: PHASE1(aclnnInplaceZero, t[0]);

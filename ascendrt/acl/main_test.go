@@ -47,7 +47,7 @@ func emulation() bool {
 }
 
 func TestConformance(t *testing.T) {
-	s := conformance.Suite{Open: openDevice, Tolerance: 1e-2, BlockSize: 128, VendorArgmax: true, Lacks: lacks}
+	s := conformance.Suite{Open: openDevice, Tolerance: 1e-2, BlockSize: 128, Lacks: lacks}
 	if emulation() {
 		s.Busy = 48
 		s.Lose = func(ascendrt.Device) {

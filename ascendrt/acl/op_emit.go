@@ -245,13 +245,26 @@ func emitSwiGLU(e *emission, a []ascendrt.Tensor) {
 	}
 }
 
+// emitArgmax gives -1 for a row that holds a NaN, of which the vendor's operator
+// says nothing: the row's product with zeros is zero, and NaN for such a row. It is
+// NaN for a row with an infinity too, which no model means.
 func emitArgmax(e *emission, a []ascendrt.Tensor) {
-	y := asArray(&a[1])
+	x, y := asArray(&a[0]), asArray(&a[1])
 	if !y.contiguous() {
 		e.err = fmt.Errorf("y is not contiguous: %w", ascendrt.ErrInvalid)
 		return
 	}
-	e.call(opArgMax, asArray(&a[0]), y)
+	e.call(opArgMax, x, y)
+	n := x.dim[0]
+	zeros, product, good, one, bad := e.temp(x.typ, x.dim[1], 1), e.temp(x.typ, n, 1), e.temp(aclBool, n), e.temp(aclInt32, n), e.temp(aclBool, n)
+	e.call(opZero, zeros)
+	e.call(opMm, x, zeros, product)
+	product.rank = 1
+	above := []uint64{number(1)}
+	e.callWith(opLtScalar, nil, above, product, good) // false for NaN
+	e.callWith(opCast, nil, []uint64{aclInt32}, good, one)
+	e.callWith(opLtScalar, nil, above, one, bad)
+	e.callWith(opMaskedFill, nil, []uint64{number(-1)}, y, bad)
 }
 
 func emitCast(at ascendrt.CastAttr) emitter {

@@ -29,8 +29,6 @@ type Suite struct {
 	Busy int
 	// BlockSize is that of KV caches; 0: 16.
 	BlockSize int
-	// VendorArgmax: the index of a row that holds a NaN is any.
-	VendorArgmax bool
 	// Lacks tells which operations the runtime does not have; nil: it has all.
 	// Their plans must answer ErrUnsupported.
 	Lacks func(spec ascendrt.OpSpec) bool
