@@ -166,6 +166,10 @@ func (s *Set) alloc(bytes int) (ascendrt.Buffer, error) {
 	return b, err
 }
 
+// Workspace is the passes' scratch memory. Operations between two launches on the
+// set's stream may use it too.
+func (s *Set) Workspace() ascendrt.View { return s.workspace }
+
 // Captured is the number of keys whose graphs exist.
 func (s *Set) Captured() int { return s.captured }
 

@@ -27,6 +27,37 @@ func (r *rank) Choose(id scheduler.RequestID, n int, logits []float32) scheduler
 	return s.sampler.Choose(n, logits)
 }
 
+var _ executor.Scorer = (*rank)(nil)
+
+// Scored is how many positions of a request's prompt are read.
+func (r *rank) Scored(id scheduler.RequestID) int {
+	if s := r.streams[id]; s != nil {
+		return s.sampler.Scored()
+	}
+	return 0
+}
+
+// Score takes the logits of one of them.
+func (r *rank) Score(id scheduler.RequestID, pos int, logits []float32) {
+	if s := r.streams[id]; !s.sampler.Score(pos, logits) {
+		s.noNumber.Store(true)
+		r.noNumber.Store(true)
+	}
+}
+
+// scores takes those of a prompt with the first token behind it.
+func (r *rank) scores(s *Stream, o *scheduler.Output) []sample.Score {
+	if !s.req.Sampling.Prompt || s.count > 0 || len(o.Tokens) == 0 {
+		return nil
+	}
+	scores, err := s.sampler.TakeScores()
+	if err != nil { // a fault of this engine: better no answer than half of one
+		r.log.Error("log probabilities of a prompt", "request", s.req.TraceID, "error", err)
+		s.fail(err)
+	}
+	return scores
+}
+
 // samplerOf makes the sampler of a request.
 func (e *Engine) samplerOf(req *Request) *sample.Sampler {
 	p := req.Sampling

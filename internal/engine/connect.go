@@ -286,6 +286,9 @@ func (r *rank) params(raw []byte) (transferParams, error) {
 	return r.parse(raw)
 }
 
+// Transfers reports whether kv_transfer_params have a meaning here.
+func (e *Engine) Transfers() bool { return e.ranks[0].parse != nil }
+
 // drop releases the KV that a peer keeps for a request that does not run.
 func (r *rank) drop(p transferParams) {
 	if v, ok := p.value.(*pd.Params); ok && r.links.pdw != nil {

@@ -14,6 +14,9 @@ import (
 func (r *rank) add(s *Stream, req scheduler.Request) error {
 	if req.Session != "" && !r.cfg.NoPrefix {
 		s.digest, s.history, s.expected = r.histories.begin(req.Session, req.Prompt)
+		if req.SkipCacheRead {
+			s.expected = 0
+		}
 	}
 	id, err := r.sched.Add(req)
 	if err != nil {
@@ -31,7 +34,7 @@ func (r *rank) output(o *scheduler.Output, now time.Time) {
 	if s == nil {
 		return // aborted before
 	}
-	probs := s.sampler.Take(s.count, len(o.Tokens))
+	probs, scores := s.sampler.Take(s.count, len(o.Tokens)), r.scores(s, o)
 	s.count += len(o.Tokens)
 	if s.digest != nil {
 		s.digest.add(o.Tokens)
@@ -52,7 +55,7 @@ func (r *rank) output(o *scheduler.Output, now time.Time) {
 			r.endSession(s.req.Session)
 		}
 	}
-	s.push(o, probs, resident, until)
+	s.push(o, probs, scores, resident, until)
 }
 
 // resident is how much of a request that has ended stays matchable: the full
@@ -95,12 +98,23 @@ func (r *rank) dropNaN(p *scheduler.Plan, counts []int32) {
 		if r.tokens[at] < 0 {
 			r.tokens[at] = 0 // of nobody any more
 			if s := r.streams[id]; s != nil {
-				r.log.Error("NaN in the logits", "request", s.req.TraceID, "step", p.Seq)
-				r.abort(s)
-				s.fail(ErrNaN)
+				r.endNaN(s, p.Seq)
 			}
 		}
 	}
+	if r.noNumber.Swap(false) { // behind a token of a prompt
+		for _, s := range r.streams {
+			if s.noNumber.Load() {
+				r.endNaN(s, p.Seq)
+			}
+		}
+	}
+}
+
+func (r *rank) endNaN(s *Stream, step uint64) {
+	r.log.Error("NaN in the logits", "request", s.req.TraceID, "step", step)
+	r.abort(s)
+	s.fail(ErrNaN)
 }
 
 // stop ends a request by its caller's own stop rule.

@@ -62,6 +62,8 @@ type rank struct {
 
 	graphs graphTable
 
+	noNumber atomic.Bool // a stream has its mark
+
 	live   atomic.Int64 // requests submitted and not ended
 	serial atomic.Uint64
 

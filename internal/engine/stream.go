@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-serving/sluice/internal/engine/sample"
@@ -15,6 +16,9 @@ type Delta struct {
 	// Logprobs has an entry per token where the request asks for log
 	// probabilities, else it is nil.
 	Logprobs []sample.Logprobs
+	// Scores are those of the prompt's tokens, with the first token, where the
+	// request asks for them.
+	Scores []sample.Score
 	// Cached and External are the prompt tokens that were found in this engine's
 	// cache and through its connector. Known from the first delta on.
 	Cached, External int
@@ -47,6 +51,7 @@ type Stream struct {
 	local    int               // prompt tokens found in the cache at the first admission
 	external int               // prompt tokens that the connector brought
 	noisy    bool              // its KV was overwritten since its last admission
+	noNumber atomic.Bool       // the logits behind a token of its prompt held a NaN
 	times    times
 
 	preempted bool // and has not run since
@@ -85,7 +90,7 @@ func (s *Stream) Next(ctx context.Context) (Delta, error) {
 		s.mu.Lock()
 		if s.fresh {
 			d := s.delta
-			s.delta.Tokens, s.delta.Logprobs, s.fresh = nil, nil, false
+			s.delta.Tokens, s.delta.Logprobs, s.delta.Scores, s.fresh = nil, nil, nil, false
 			s.mu.Unlock()
 			return d, nil
 		}
@@ -131,8 +136,11 @@ func (s *Stream) Cancel() {
 }
 
 // push adds an output; called by the rank's goroutine.
-func (s *Stream) push(o *scheduler.Output, probs []sample.Logprobs, resident int, until time.Time) {
+func (s *Stream) push(o *scheduler.Output, probs []sample.Logprobs, scores []sample.Score, resident int, until time.Time) {
 	s.mu.Lock()
+	if scores != nil {
+		s.delta.Scores = scores
+	}
 	if o.First {
 		s.delta.Cached, s.delta.External = int(o.Cached), int(o.External)
 	}

@@ -35,9 +35,11 @@ type Sampling struct {
 	StopTokenIDs        []int32  `json:"stop_token_ids,omitempty"`
 	IgnoreEOS           bool     `json:"ignore_eos,omitempty"`
 	// LogitBias is added to the logits of token ids, which are written in decimal.
-	LogitBias      map[string]float64 `json:"logit_bias,omitempty"`
-	PromptLogprobs *int               `json:"prompt_logprobs,omitempty"`
-	ReturnTokenIDs bool               `json:"return_token_ids,omitempty"`
+	LogitBias map[string]float64 `json:"logit_bias,omitempty"`
+	// PromptLogprobs asks for the log probabilities of the prompt's tokens and of so
+	// many most likely ones at their places.
+	PromptLogprobs *int `json:"prompt_logprobs,omitempty"`
+	ReturnTokenIDs bool `json:"return_token_ids,omitempty"`
 }
 
 // OutputLimit is the number of output tokens that the request allows:
@@ -66,7 +68,7 @@ type Routing struct {
 type CompletionRequest struct {
 	Model         string         `json:"model"`
 	Prompt        Prompt         `json:"prompt"`
-	Echo          bool           `json:"echo,omitempty"`
+	Echo          bool           `json:"echo,omitempty"` // the answer begins with the prompt
 	Logprobs      *int           `json:"logprobs,omitempty"`
 	Suffix        string         `json:"suffix,omitempty"`
 	Stream        bool           `json:"stream,omitempty"`

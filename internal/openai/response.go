@@ -1,6 +1,9 @@
 package openai
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"strconv"
+)
 
 // Values of finish_reason and stop_reason that the proxy and the engine agree on.
 const (
@@ -72,16 +75,53 @@ type CompletionChoice struct {
 	StopReason     any             `json:"stop_reason"` // nil, a token id or a string
 	TokenIDs       []int32         `json:"token_ids,omitempty"`
 	PromptTokenIDs []int32         `json:"prompt_token_ids,omitempty"`
+	PromptLogprobs PromptLogprobs  `json:"prompt_logprobs,omitempty"`
 }
 
 // CompletionLogprobs is the logprobs member of a completion's choice. Its lists
 // have an entry per token; TopLogprobs has the chosen token besides the most
-// likely ones.
+// likely ones. The first token of an echoed prompt has neither: nil, null in JSON.
 type CompletionLogprobs struct {
 	Tokens        []string             `json:"tokens"`
-	TokenLogprobs []float64            `json:"token_logprobs"`
+	TokenLogprobs []*float64           `json:"token_logprobs"`
 	TopLogprobs   []map[string]float64 `json:"top_logprobs"`
 	TextOffset    []int                `json:"text_offset"` // characters
+}
+
+// PromptLogprobs has an entry per token of a prompt: its own token and the most
+// likely ones at its place. That of the first token is nil, null in JSON.
+type PromptLogprobs []PromptTokens
+
+// PromptTokens are the tokens at one place of a prompt, the prompt's own first. In
+// JSON it is an object whose members are named by token ids, in this order.
+type PromptTokens []PromptLogprob
+
+// PromptLogprob is one of them.
+type PromptLogprob struct {
+	ID      int32   `json:"-"`
+	Logprob float64 `json:"logprob"`
+	Rank    int     `json:"rank"` // 1: the most likely one
+	Token   string  `json:"decoded_token"`
+}
+
+// MarshalJSON writes the object.
+func (t PromptTokens) MarshalJSON() ([]byte, error) {
+	if t == nil {
+		return []byte("null"), nil
+	}
+	out := []byte{'{'}
+	for i := range t {
+		if i > 0 {
+			out = append(out, ',')
+		}
+		out = strconv.AppendInt(append(out, '"'), int64(t[i].ID), 10)
+		raw, err := json.Marshal(t[i])
+		if err != nil {
+			return nil, err
+		}
+		out = append(append(out, '"', ':'), raw...)
+	}
+	return append(out, '}'), nil
 }
 
 // ChatLogprobs is the logprobs member of a chat completion's choice.
@@ -111,6 +151,7 @@ type ChatResponse struct {
 	Choices          []ChatChoice    `json:"choices"`
 	Usage            *Usage          `json:"usage,omitempty"`
 	PromptTokenIDs   []int32         `json:"prompt_token_ids,omitempty"`
+	PromptLogprobs   PromptLogprobs  `json:"prompt_logprobs,omitempty"`
 	KVTransferParams json.RawMessage `json:"kv_transfer_params,omitempty"`
 }
 

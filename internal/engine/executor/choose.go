@@ -101,14 +101,20 @@ func (e *Executor) choose(ctx context.Context, o *output) error {
 
 // chooseAll makes the choices of a step that has run, several at a time.
 func (e *Executor) chooseAll(o *output) {
-	workers := min(len(o.choices), runtime.GOMAXPROCS(0))
+	e.inParallel(len(o.choices), func(i int, scratch []float32) { e.chooseRow(o, o.choices[i], scratch) })
+}
+
+// inParallel calls f for each of the first n numbers, several at a time, with room
+// for the logits of one place.
+func (e *Executor) inParallel(n int, f func(i int, scratch []float32)) {
+	workers := min(n, runtime.GOMAXPROCS(0))
 	for len(e.scratch) < workers {
 		e.scratch = append(e.scratch, make([]float32, 0, e.act.logits.RowLen()))
 	}
 	var next atomic.Int32
 	work := func(w int) {
-		for i := int(next.Add(1)) - 1; i < len(o.choices); i = int(next.Add(1)) - 1 {
-			e.chooseRow(o, o.choices[i], e.scratch[w])
+		for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+			f(i, e.scratch[w][:0])
 		}
 	}
 	var wg sync.WaitGroup
@@ -126,7 +132,7 @@ func (e *Executor) chooseAll(o *output) {
 func (e *Executor) chooseRow(o *output, x choice, scratch []float32) {
 	n := e.logitsBytes()
 	o.counts[x.row] = int32(verify(real(o.plan, x.row), func(j int) scheduler.Token {
-		logits := widen(scratch[:0], o.logits.Bytes()[(x.logits+j)*n:][:n], e.act.logits.Type)
+		logits := widen(scratch, o.logits.Bytes()[(x.logits+j)*n:][:n], e.act.logits.Type)
 		tok := e.c.Sampler.Choose(x.id, x.n+j, logits)
 		o.tokens[o.at[x.row]+j] = int32(tok)
 		return tok

@@ -24,6 +24,7 @@ type Config struct {
 	Group     ascendrt.Communicator // ranks among which the experts lie; nil: all lie here. Each submits the same steps, see SubmitIdle
 	Invariant bool                  // named operations where there are fused ones too: a row's bits then depend on no other row, and not on how it is cut into steps
 	Sampler   Sampler               // chooses tokens that are not the most likely ones; nil: there are none
+	Scorer    Scorer                // reads the logits of prompts; nil: nobody does
 
 	// Capturing is told of every key whose graphs were captured, of all; it may be nil.
 	Capturing func(done, all int)

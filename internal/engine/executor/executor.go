@@ -45,6 +45,7 @@ type Executor struct {
 	idle     replay.Batch // of steps without work
 	to, from []ascendrt.View
 	scratch  [][]float32 // logits of one place, per goroutine that chooses
+	scores   scores
 }
 
 // output is where the tokens of a step in flight arrive.
@@ -180,6 +181,7 @@ func (e *Executor) Close() error {
 			}
 		}
 	}
+	errs = append(errs, e.scores.free())
 	e.stream, e.buffers, e.outputs, e.copier = nil, nil, nil, nil
 	return errors.Join(errs...)
 }
@@ -219,6 +221,9 @@ func (e *Executor) allocTokens() error {
 			return err
 		}
 		o.tokens = intWords(o.buf.Bytes())
+	}
+	if err := e.allocScores(); err != nil {
+		return err
 	}
 	return e.allocPlaces()
 }

@@ -20,7 +20,8 @@ type Step struct {
 
 // Submit takes up a plan: it forgets the requests that the plan names as gone,
 // follows the changes of the block tables and submits the rows. It does not
-// wait, but for an earlier step where the runtime needs that to replace values.
+// wait, but for an earlier step where the runtime needs that to replace values,
+// and for this one where a Scorer reads the logits of its prompts.
 // A plan without rows gives a Step that is done at once.
 func (e *Executor) Submit(ctx context.Context, p *scheduler.Plan) (Step, error) {
 	e.forget(p.Finished)
@@ -45,7 +46,11 @@ func (e *Executor) Submit(ctx context.Context, p *scheduler.Plan) (Step, error) 
 	if e.ops.fused == nil {
 		e.feeds(p)
 	}
-	return e.launch(ctx, p, out, staged, p.Graph, p.Verdicts)
+	step, err := e.launch(ctx, p, out, staged, p.Graph, p.Verdicts)
+	if err != nil {
+		return Step{}, err
+	}
+	return step, e.score(ctx, p)
 }
 
 // because prefers the loss of the device to what follows from it: steps that do

@@ -22,15 +22,7 @@ type Logprobs struct {
 // report computes the alternatives at position n and gives what files them with
 // the token that was chosen.
 func (s *Sampler) report(n int, logits []float32, top float32) func(Token) {
-	sum := 0.0
-	for _, v := range logits {
-		sum += math.Exp(float64(v) - float64(top))
-	}
-	norm := float64(top) + math.Log(sum)
-	at := Logprobs{Top: likeliest(logits, s.p.Top)}
-	for i := range at.Top {
-		at.Top[i].Value -= norm
-	}
+	at, norm := alternatives(logits, top, s.p.Top)
 	raw := slices.Clone(logits)
 	return func(t Token) {
 		at.Chosen = Logprob{t, float64(raw[t]) - norm}
@@ -39,6 +31,21 @@ func (s *Sampler) report(n int, logits []float32, top float32) func(Token) {
 		}
 		s.probs = append(s.probs, at)
 	}
+}
+
+// alternatives are the k most likely tokens, and what is taken off a logit to get
+// its log probability. top is the largest logit.
+func alternatives(logits []float32, top float32, k int) (at Logprobs, norm float64) {
+	sum := 0.0
+	for _, v := range logits {
+		sum += math.Exp(float64(v) - float64(top))
+	}
+	norm = float64(top) + math.Log(sum)
+	at.Top = likeliest(logits, k)
+	for i := range at.Top {
+		at.Top[i].Value -= norm
+	}
+	return at, norm
 }
 
 // likeliest are the k largest logits.

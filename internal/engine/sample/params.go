@@ -42,6 +42,9 @@ type Params struct {
 	Seed     uint64 // of the draws
 	Logprobs bool   // log probabilities are reported
 	Top      int    // with them those of so many most likely tokens, at most MaxLogprobs
+
+	Prompt    bool // log probabilities of the prompt's tokens are reported
+	PromptTop int  // with them those of so many most likely tokens, at most MaxLogprobs
 }
 
 // Bias is added to the logit of one token.
@@ -85,6 +88,8 @@ func (p *Params) Validate(vocab int) error {
 		return &RangeError{"min_tokens", p.MinTokens, "0 or more"}
 	case p.Top < 0 || p.Top > MaxLogprobs:
 		return &RangeError{"logprobs", p.Top, fmt.Sprintf("within 0 to %d", MaxLogprobs)}
+	case p.PromptTop < 0 || p.PromptTop > MaxLogprobs:
+		return &RangeError{"prompt_logprobs", p.PromptTop, fmt.Sprintf("within 0 to %d", MaxLogprobs)}
 	}
 	for _, b := range p.Bias {
 		switch {

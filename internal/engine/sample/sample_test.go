@@ -287,3 +287,57 @@ func BenchmarkTopPOfALargeVocabulary(b *testing.B) {
 		s.Choose(n, logits)
 	}
 }
+
+// The scores of a prompt are the log probabilities of its own tokens behind each
+// other, with their ranks; the first has none.
+func TestScoresOfAPrompt(t *testing.T) {
+	prompt := []Token{2, 0, 3, 3}
+	s := New(Params{Prompt: true, PromptTop: 2, Temperature: 1.3, Bias: []Bias{{1, 50}}}, prompt)
+	require.Equal(t, 3, s.Scored())
+	rows := [][]float32{{1, 4, 2, 4}, {0, 0, 0, 0}, {-1, 7, 2, 6.5}}
+	for _, pos := range []int{2, 0, 1, 0} {
+		require.True(t, s.Score(pos, rows[pos]))
+	}
+	want := func(pos int, tok Token) float64 {
+		sum := 0.0
+		for _, v := range rows[pos] {
+			sum += math.Exp(float64(v))
+		}
+		return float64(rows[pos][tok]) - math.Log(sum)
+	}
+	got, err := s.TakeScores()
+	require.NoError(t, err)
+	require.Equal(t, Score{Logprobs: Logprobs{Chosen: Logprob{Token: 2}}}, got[0])
+	for i, x := range []struct {
+		rank int
+		top  []Token
+	}{{4, []Token{1, 3}}, {4, []Token{0, 1}}, {2, []Token{1, 3}}} {
+		at := got[i+1]
+		require.Equal(t, x.rank, at.Rank)
+		require.Equal(t, prompt[i+1], at.Chosen.Token)
+		require.InDelta(t, want(i, prompt[i+1]), at.Chosen.Value, 1e-12, "as the model gave them: no temperature, no bias")
+		for j, tok := range x.top {
+			require.Equal(t, tok, at.Top[j].Token)
+			require.InDelta(t, want(i, tok), at.Top[j].Value, 1e-12)
+		}
+	}
+	require.Zero(t, s.Scored(), "they were taken")
+}
+
+func TestScoresThatAreMissing(t *testing.T) {
+	s := New(Params{Prompt: true}, []Token{1, 0, 1})
+	require.True(t, s.Score(0, []float32{0, 1}))
+	require.False(t, s.Score(1, []float32{0, float32(math.NaN())}))
+	_, err := s.TakeScores()
+	var missing *MissingScoreError
+	require.ErrorAs(t, err, &missing)
+	require.Equal(t, MissingScoreError{2, 3}, *missing)
+	got, err := New(Params{Prompt: true}, []Token{1}).TakeScores()
+	require.NoError(t, err)
+	require.Len(t, got, 1, "one token has nothing before it")
+	none := New(Params{}, []Token{1, 2})
+	require.Zero(t, none.Scored())
+	got, err = none.TakeScores()
+	require.NoError(t, err)
+	require.Nil(t, got)
+}

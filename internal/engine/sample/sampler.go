@@ -17,6 +17,7 @@ type Sampler struct {
 
 	probs   []Logprobs // of the output from position base on
 	base    int
+	scores  scores
 	scratch []candidate
 }
 
@@ -37,6 +38,9 @@ func New(p Params, prompt []Token) *Sampler {
 	s := &Sampler{p: p, prompt: len(prompt)}
 	if p.penalises() {
 		s.counts = map[Token]int{}
+	}
+	if p.Prompt {
+		s.scores = newScores(prompt)
 	}
 	if p.Repetition != 1 {
 		s.seen = slices.Compact(slices.Sorted(slices.Values(prompt)))

@@ -21,6 +21,10 @@ type answer struct {
 	text   text
 	calls  *toolCalls // nil: tool calls are text
 
+	alone  bool           // the prompt's echo is all of it: its one token is not
+	begun  bool           // it has a token
+	scores []sample.Score // of the prompt's tokens, where they are asked for; with the first piece
+
 	output  int    // tokens of the answer
 	offset  int    // characters of the answer whose log probabilities are out
 	cached  int    // tokens of the prompt that were not computed
@@ -78,6 +82,13 @@ func (a *answer) read(ctx context.Context) (piece, error) {
 			return p, err
 		}
 		a.cached = d.Cached + d.External
+		a.begun = a.begun || len(d.Tokens) > 0
+		if d.Scores != nil {
+			a.scores = d.Scores
+		}
+		if a.alone {
+			d.Tokens, d.Logprobs = nil, nil
+		}
 		if a.finish == "" {
 			text, used, hit := a.text.push(d.Tokens)
 			p.text += text
@@ -121,6 +132,8 @@ func (a *answer) end(d engine.Delta) string {
 		a.stop = openai.StopRecomputed
 	case d.Finish == scheduler.FinishRepetition:
 		a.stop = "repetition_detected"
+	case a.alone && a.begun: // by whatever the token was
+		a.finish = openai.FinishLength
 	case d.Stop == scheduler.StopID:
 		a.stop = int32(d.StopToken)
 	}

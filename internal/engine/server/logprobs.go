@@ -23,22 +23,37 @@ func (s *Server) spelled(t scheduler.Token) string {
 	return fmt.Sprintf("token_id:%d", t)
 }
 
-// completionLogprobs writes the log probabilities of tokens whose text begins at
-// *offset characters of the answer; nil if there are none.
-func (s *Server) completionLogprobs(probs []sample.Logprobs, offset *int) json.RawMessage {
-	if len(probs) == 0 {
-		return nil
-	}
+// completionLogprobs writes the log probabilities of tokens of an answer, and with
+// its first ones those of the prompt that it begins with; nil if there are none.
+func (s *Server) completionLogprobs(c *call, a *answer, probs []sample.Logprobs, first bool) json.RawMessage {
 	var out openai.CompletionLogprobs
-	for _, x := range probs {
+	add := func(x sample.Logprobs, most int) {
 		text := s.spelled(x.Chosen.Token)
-		top := map[string]float64{text: finite(x.Chosen.Value)}
-		for _, t := range x.Top {
+		own := finite(x.Chosen.Value)
+		top := map[string]float64{text: own}
+		for _, t := range x.Top[:min(len(x.Top), most)] {
 			top[s.spelled(t.Token)] = finite(t.Value)
 		}
-		out.Tokens, out.TokenLogprobs = append(out.Tokens, text), append(out.TokenLogprobs, finite(x.Chosen.Value))
-		out.TopLogprobs, out.TextOffset = append(out.TopLogprobs, top), append(out.TextOffset, *offset)
-		*offset += utf8.RuneCountInString(s.tokenText(x.Chosen.Token))
+		out.Tokens, out.TokenLogprobs = append(out.Tokens, text), append(out.TokenLogprobs, &own)
+		out.TopLogprobs, out.TextOffset = append(out.TopLogprobs, top), append(out.TextOffset, a.offset)
+		a.offset += characters(s.tokenText(x.Chosen.Token))
+	}
+	if text, echoed := c.prefix(a); first && echoed {
+		if c.echo.top != nil {
+			for i, x := range a.scores {
+				add(x.Logprobs, *c.echo.top)
+				if i == 0 {
+					out.TokenLogprobs[0], out.TopLogprobs[0] = nil, nil
+				}
+			}
+		}
+		a.offset = utf8.RuneCountInString(text) // special tokens have no text, but a prompt may spell them
+	}
+	for _, x := range probs {
+		add(x, len(x.Top))
+	}
+	if len(out.Tokens) == 0 {
+		return nil
 	}
 	raw, _ := json.Marshal(out) // numbers are finite
 	return raw
@@ -78,4 +93,16 @@ func (s *Server) tokenText(t scheduler.Token) string {
 		return ""
 	}
 	return text.Bytes(t)
+}
+
+// characters counts those that begin in a token's text, which may hold a part of
+// one only.
+func characters(text string) int {
+	n := 0
+	for i := range len(text) {
+		if utf8.RuneStart(text[i]) {
+			n++
+		}
+	}
+	return n
 }

@@ -40,6 +40,9 @@ type call struct {
 	perPrompt int   // choices per prompt
 	lengths   []int // tokens of each choice's prompt
 
+	echo    *echo // the answers begin with their prompts; nil: they do not
+	prompts *int  // most likely tokens per token of a prompt; nil: prompts have no log probabilities
+
 	stream     bool
 	noise      bool
 	usage      bool // a last chunk with usage
@@ -91,13 +94,14 @@ func (s *Server) readCompletion(w http.ResponseWriter, r *http.Request) (*call, 
 	if q.Logprobs != nil {
 		a.on, a.top = true, *q.Logprobs
 	}
+	if q.Echo {
+		c.echo = &echo{top: q.Logprobs}
+	}
 	if e := s.common(c, r, q.Model, &q.Sampling, &q.Routing, a); e != nil {
 		return c, e
 	}
 	c.answerID = "cmpl-" + c.id
 	switch {
-	case q.Echo:
-		return c, openai.BadRequest("echo", "echo is not supported by this model")
 	case q.Suffix != "":
 		return c, openai.BadRequest("suffix", "suffix is not supported by this model")
 	case q.Prompt.Len() == 0:
@@ -110,6 +114,9 @@ func (s *Server) readCompletion(w http.ResponseWriter, r *http.Request) (*call, 
 	}
 	for _, text := range q.Prompt.Texts {
 		prompts = append(prompts, words.Encode(text))
+	}
+	if c.echo != nil {
+		c.echo.texts = q.Prompt.Texts
 	}
 	for _, ids := range q.Prompt.Tokens {
 		p := make([]scheduler.Token, len(ids))
@@ -149,7 +156,7 @@ func (s *Server) readChat(w http.ResponseWriter, r *http.Request) (*call, *opena
 	case a.top > 0 && !a.on:
 		return c, openai.BadRequest("top_logprobs", "top_logprobs is %d, but logprobs is not set", a.top)
 	case q.Echo:
-		return c, openai.BadRequest("echo", "echo is not supported by this model")
+		return c, openai.BadRequest("echo", "echo is of completions: a chat's answer never begins with a message")
 	case q.AddGenerationPrompt != nil && !*q.AddGenerationPrompt:
 		return c, openai.BadRequest("add_generation_prompt", "the template always opens the assistant's answer")
 	case s.engine.Tokenizer() == nil:
@@ -199,6 +206,7 @@ func (s *Server) common(c *call, r *http.Request, model string, q *openai.Sampli
 			return openai.BadRequest("stop", "a stop string must have 1 to %d bytes", maxStopText)
 		}
 	}
+	c.prompts, a.prompt = q.PromptLogprobs, c.scores(q.PromptLogprobs)
 	var e *openai.Error
 	if c.sampling, e = s.sampling(q, a); e != nil {
 		return e
@@ -206,8 +214,8 @@ func (s *Server) common(c *call, r *http.Request, model string, q *openai.Sampli
 	switch t := route.CacheHitThreshold; {
 	case t != nil && !(*t >= 0 && *t <= 1):
 		return openai.BadRequest("cache_hit_threshold", "cache_hit_threshold is %v, must be within 0 to 1", *t)
-	case q.PromptLogprobs != nil:
-		return openai.BadRequest("prompt_logprobs", "prompt_logprobs are not supported by this model")
+	case q.PromptLogprobs != nil && c.stream:
+		return openai.BadRequest("prompt_logprobs", "prompt_logprobs is %d, but with stream there are none", *q.PromptLogprobs)
 	case q.N != nil && *q.N < 1:
 		return openai.BadRequest("n", "n is %d, must be at least 1", *q.N)
 	case q.MinTokens < 0:
@@ -240,11 +248,17 @@ func (s *Server) choices(c *call, prompts [][]scheduler.Token, q *openai.Samplin
 		return perr
 	}
 	c.attempt = c.attempt || params.Append
+	if params.ForPeer && s.engine.Transfers() { // the one who takes its KV reads no answer
+		c.echo, c.prompts, c.sampling.Prompt = nil, nil, false
+	}
 	member := "prompt"
 	if c.chat {
 		member = "messages"
 	}
-	for _, p := range prompts {
+	if e := c.boundScores(prompts, n); e != nil {
+		return e
+	}
+	for k, p := range prompts {
 		if len(p) == 0 {
 			return openai.BadRequest(member, "the prompt is empty")
 		}
@@ -257,6 +271,8 @@ func (s *Server) choices(c *call, prompts [][]scheduler.Token, q *openai.Samplin
 			most = min(limit, longest-len(p))
 		case !named:
 			most = longest - len(p)
+		case most == 0 && c.echo != nil:
+			c.echo.alone = true
 		case most < 1:
 			return openai.BadRequest("max_tokens", "max_tokens is %d, must be at least 1", most)
 		case most > longest-len(p):
@@ -265,13 +281,16 @@ func (s *Server) choices(c *call, prompts [][]scheduler.Token, q *openai.Samplin
 		if q.MinTokens > most {
 			return openai.BadRequest("min_tokens", "min_tokens is %d, more than max_tokens %d", q.MinTokens, most)
 		}
+		if c.echo != nil {
+			c.echo.add(s, k, p)
+		}
 		for i := range n {
 			sampling := c.sampling
 			sampling.Seed += uint64(i) // as vLLM seeds the answers to one prompt
 			c.lengths = append(c.lengths, len(p))
 			c.choices = append(c.choices, engine.Request{
 				ID: c.answerID, TraceID: c.id,
-				Prompt: append([]scheduler.Token(nil), p...), MaxTokens: most, MinTokens: q.MinTokens,
+				Prompt: append([]scheduler.Token(nil), p...), MaxTokens: max(most, 1), MinTokens: q.MinTokens,
 				StopIDs: stopIDs, Sampling: sampling, IgnoreEOS: q.IgnoreEOS, Salt: route.CacheSalt, Priority: route.Priority,
 				Params: params.Raw, Threshold: route.CacheHitThreshold,
 				Noise: c.noise,
@@ -309,8 +328,9 @@ func (s *Server) headers(c *call, r *http.Request) *openai.Error {
 
 // transferParams are the members of kv_transfer_params that concern the server.
 type transferParams struct {
-	Append bool            // decoder_append_prefill
-	Raw    json.RawMessage // all of it, nil if absent or null
+	Append  bool            // decoder_append_prefill
+	ForPeer bool            // do_remote_decode
+	Raw     json.RawMessage // all of it, nil if absent or null
 }
 
 func parseParams(raw json.RawMessage) (transferParams, *openai.Error) {
@@ -318,10 +338,11 @@ func parseParams(raw json.RawMessage) (transferParams, *openai.Error) {
 		return transferParams{}, nil
 	}
 	var p struct {
-		Append *bool `json:"decoder_append_prefill"`
+		Append  *bool `json:"decoder_append_prefill"`
+		ForPeer any   `json:"do_remote_decode"` // the connector says what is wrong with it
 	}
 	if err := json.Unmarshal(raw, &p); err != nil {
 		return transferParams{}, openai.BadRequest("kv_transfer_params", "kv_transfer_params must be an object with members of the right types: %v", err)
 	}
-	return transferParams{Append: p.Append != nil && *p.Append, Raw: raw}, nil
+	return transferParams{Append: p.Append != nil && *p.Append, ForPeer: p.ForPeer == true, Raw: raw}, nil
 }

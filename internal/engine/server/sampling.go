@@ -16,6 +16,8 @@ type alternatives struct {
 	on    bool
 	top   int    // most likely tokens beside the one that was chosen
 	param string // the member that says so
+
+	prompt *int // the same of the prompt's tokens; nil: none
 }
 
 // sampling reads how a request's tokens are chosen. What it does not name is
@@ -36,6 +38,9 @@ func (s *Server) sampling(q *openai.Sampling, a alternatives) (sample.Params, *o
 		p.Frequency = *q.FrequencyPenalty
 	}
 	p.Logprobs, p.Top = a.on, a.top
+	if a.prompt != nil {
+		p.Prompt, p.PromptTop = true, *a.prompt
+	}
 	for key, v := range q.LogitBias {
 		id, err := strconv.ParseInt(key, 10, 32)
 		if err != nil {

@@ -230,9 +230,9 @@ func TestLogprobsOfCompletions(t *testing.T) {
 	require.Equal(t, []int{0, 1, 2, 3, 4, 5}, p.TextOffset)
 	for i, tok := range p.Tokens {
 		require.Len(t, p.TopLogprobs[i], 3)
-		require.Equal(t, p.TokenLogprobs[i], p.TopLogprobs[i][tok], "greedy takes the most likely")
+		require.Equal(t, *p.TokenLogprobs[i], p.TopLogprobs[i][tok], "greedy takes the most likely")
 		for _, v := range p.TopLogprobs[i] {
-			require.LessOrEqual(t, v, p.TokenLogprobs[i])
+			require.LessOrEqual(t, v, *p.TokenLogprobs[i])
 		}
 	}
 	_, events := n.events("/v1/completions", merged(body))

@@ -205,7 +205,7 @@ func (s *Server) fail(w http.ResponseWriter, c *call, err error) {
 func (s *Server) submit(ctx context.Context, c *call) ([]*answer, error) {
 	var answers []*answer
 	for i, req := range c.choices {
-		a := &answer{index: i, text: newText(s.engine.Tokenizer(), c.stops, c.min)}
+		a := &answer{index: i, text: newText(s.engine.Tokenizer(), c.stops, c.min), alone: c.echo != nil && c.echo.alone}
 		if c.tools {
 			a.calls = &toolCalls{}
 		}

@@ -19,7 +19,8 @@ func (s *Server) relay(w http.ResponseWriter, r *http.Request, c *call, answers 
 		if failed = s.failed(p.of); failed != nil {
 			return false
 		}
-		if p.text == "" && len(p.calls) == 0 && !p.of.done && !(c.tokenIDs && len(p.tokens) > 0) && len(p.probs) == 0 {
+		_, echoed := c.prefix(p.of)
+		if (!echoed || begun[p.of.index]) && p.text == "" && len(p.calls) == 0 && !p.of.done && !(c.tokenIDs && len(p.tokens) > 0) && len(p.probs) == 0 {
 			return true // nothing to show yet
 		}
 		var usage *openai.Usage
@@ -59,7 +60,11 @@ func (s *Server) relay(w http.ResponseWriter, r *http.Request, c *call, answers 
 }
 
 func (s *Server) completionChunk(c *call, p piece, created int64, usage *openai.Usage, first bool) any {
-	choice := openai.CompletionChoice{Index: p.of.index, Text: p.text, Logprobs: s.completionLogprobs(p.probs, &p.of.offset)}
+	choice := openai.CompletionChoice{Index: p.of.index, Text: p.text, Logprobs: s.completionLogprobs(c, p.of, p.probs, first)}
+	if first {
+		prompt, _ := c.prefix(p.of)
+		choice.Text = prompt + p.text
+	}
 	if c.tokenIDs {
 		choice.TokenIDs = ids(p.tokens)
 		if first {

@@ -47,14 +47,17 @@ func (s *Server) gather(w http.ResponseWriter, r *http.Request, c *call, answers
 			}
 			out.Choices = append(out.Choices, choice)
 		}
+		out.PromptLogprobs = s.promptLogprobs(c, answers[0].scores)
 		out.KVTransferParams = answers[0].transfer(s.resident(c))
 		openai.WriteJSON(w, http.StatusOK, out)
 		return
 	}
 	out := openai.CompletionResponse{ID: c.answerID, Object: openai.ObjectCompletion, Created: time.Now().Unix(), Model: c.model, Usage: u}
 	for i, a := range answers {
+		prompt, _ := c.prefix(a)
 		choice := openai.CompletionChoice{
-			Index: i, Text: texts[i].String(), FinishReason: optional(a.finish), StopReason: a.stop, Logprobs: s.completionLogprobs(probs[i], &a.offset),
+			Index: i, Text: prompt + texts[i].String(), FinishReason: optional(a.finish), StopReason: a.stop,
+			Logprobs: s.completionLogprobs(c, a, probs[i], true), PromptLogprobs: s.promptLogprobs(c, a.scores),
 		}
 		if c.tokenIDs {
 			choice.TokenIDs, choice.PromptTokenIDs = ids(tokens[i]), ids(a.prompt)
