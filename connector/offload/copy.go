@@ -40,13 +40,35 @@ func (w *Worker) context(t *task) (context.Context, context.CancelFunc) {
 	return context.WithDeadlineCause(w.ctx, t.deadline, fmt.Errorf("not finished within %v", t.op.Timeout))
 }
 
-// moves appends the copies of one block: between a block and a place in host
-// memory.
-func (w *Worker) moves(dst []Move, group int, b kvcache.BlockID, host int64) []Move {
-	for _, p := range w.parts[group] {
-		dst = append(dst, Move{Region: p.region, Offset: int64(b) * int64(p.bytes), Host: host + p.offset, Bytes: p.bytes})
+// batch collects copies, by group.
+type batch []Copies
+
+func (w *Worker) newBatch() batch {
+	b := make(batch, len(w.parts))
+	for g := range b {
+		b[g] = Copies{Parts: w.parts[g], SlotBytes: w.size}
 	}
-	return dst
+	return b
+}
+
+// add notes the copy of one block, between it and a slot.
+func (b batch) add(group int, block kvcache.BlockID, slot int) {
+	c := &b[group]
+	c.Blocks, c.Slots = append(c.Blocks, int32(block)), append(c.Slots, int32(slot))
+}
+
+// run copies what was noted, and empties the batch.
+func (b batch) run(ctx context.Context, copies func(context.Context, Copies) error) error {
+	for g := range b {
+		c := &b[g]
+		if len(c.Blocks) > 0 {
+			if err := copies(ctx, *c); err != nil {
+				return err
+			}
+		}
+		c.Blocks, c.Slots = c.Blocks[:0], c.Slots[:0]
+	}
+	return nil
 }
 
 func (w *Worker) groupBytes(group int) int64 { return int64(w.layout.Groups[group].BlockBytes) }
@@ -57,13 +79,13 @@ func (w *Worker) save(t *task) {
 	begin := time.Now()
 	ctx, cancel := w.context(t)
 	defer cancel()
-	var moves []Move
+	b := w.newBatch()
 	var bytes int64
 	for _, it := range t.what.items {
-		moves = w.moves(moves, it.group, it.block, int64(it.slot)*w.size)
+		b.add(it.group, it.block, int(it.slot))
 		bytes += w.groupBytes(it.group)
 	}
-	err := w.mover.Save(ctx, moves)
+	err := b.run(ctx, w.mover.Save)
 	rep := Report{Job: t.what.job, Took: time.Since(begin)}
 	if err == nil {
 		rep.Blocks, rep.Bytes = len(t.what.items), bytes
@@ -115,23 +137,23 @@ func (w *Worker) load(t *task, thread int) {
 			o.missErr = err
 		}
 	}
-	var moves []Move
-	stage, staged := int64(w.cfg.Slots+thread*staging), 0
+	b := w.newBatch()
+	stage, staged := w.cfg.Slots+thread*staging, 0
 	flush := func() {
 		if o.copyErr == nil {
-			o.copyErr = w.mover.Load(ctx, moves)
+			o.copyErr = b.run(ctx, w.mover.Load)
 		}
-		moves, staged = moves[:0], 0
+		staged = 0
 	}
 	for _, it := range t.what.items {
 		switch {
 		case it.slot != noSlot:
-			moves = w.moves(moves, it.group, it.block, int64(it.slot)*w.size)
+			b.add(it.group, it.block, int(it.slot))
 		case it.filed && w.files != nil:
 			if staged == staging {
 				flush()
 			}
-			at := (stage + int64(staged)) * w.size
+			at := int64(stage+staged) * w.size
 			w.fileReads.Add(1)
 			lost, err := w.files.get(it.key, w.host[at:at+w.groupBytes(it.group)])
 			if err != nil {
@@ -140,7 +162,7 @@ func (w *Worker) load(t *task, thread int) {
 				miss(it.block, err)
 				continue
 			}
-			moves = w.moves(moves, it.group, it.block, at)
+			b.add(it.group, it.block, stage+staged)
 			staged++
 		default:
 			miss(it.block, errGone)

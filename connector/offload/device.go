@@ -5,31 +5,91 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 )
 
-// DeviceMover copies by the device, on two streams of its own (one a
-// direction) between its memory and pinned host memory, so that copies overlap
-// the engine's steps.
+// Way says how a DeviceMover copies on a device that takes blocks as they are named
+// (Caps.BlockCopy). Others copy pieces.
+type Way uint8
+
+const (
+	// Staged gathers blocks on the device; they cross as runs, by the copy engines.
+	Staged Way = iota
+	// Direct lets a few of the compute units copy between the blocks and the host.
+	Direct
+	// Engine leaves every piece to the copy engines.
+	Engine
+	// Pieces is Staged by lists of pieces, as on devices that take no blocks.
+	Pieces
+)
+
+var ways = [...]string{"staged", "direct", "engine", "pieces"}
+
+// String names the way.
+func (w Way) String() string {
+	if int(w) < len(ways) {
+		return ways[w]
+	}
+	return fmt.Sprintf("Way(%d)", uint8(w))
+}
+
+// DeviceOptions are choices about the copies. Zero values are the defaults.
+type DeviceOptions struct {
+	Way   Way
+	Width int // groups of threads that gather, or copy directly, at a time; default 32, directly 8
+	Stage int // bytes that are prepared and submitted at a time; default 8 MiB
+}
+
+func (o DeviceOptions) withDefaults() DeviceOptions {
+	if o.Width <= 0 {
+		o.Width = 32
+		if o.Way == Direct {
+			o.Width = 8 // enough for the bus
+		}
+	}
+	if o.Stage <= 0 {
+		o.Stage = 8 << 20
+	}
+	return o
+}
+
+// DeviceMover copies by the device, on streams of its own (two a direction) between
+// its memory and pinned host memory, so that copies overlap the engine's steps.
 type DeviceMover struct {
 	dev     ascendrt.Device
+	how     DeviceOptions
+	blocks  bool // the device takes blocks as they are named
 	regions []ascendrt.Buffer
 	host    ascendrt.HostBuffer
 	lanes   [2]lane
+
+	prepared atomic.Int64 // ns
 }
 
-// lane is one direction. One batch at a time is built; streams keep them in
-// order.
+// lane is one direction. One batch at a time is built. Its halves take turns, so
+// that one gathers while what the other holds crosses.
 type lane struct {
-	stream    ascendrt.Stream
-	load      bool            // to the device
-	stage     ascendrt.Buffer // on the device; nil: none
+	load   bool // to the device
+	halves [2]half
+
 	mu        sync.Mutex
+	turn      int
 	cmd       ascendrt.Commands
+	areas     []ascendrt.BlockRegion
+	ids       []int32         // 0, 1, 2, …
 	near, far []ascendrt.View // of a batch: on the device, on the host
-	rows      []ascendrt.View // of a batch: in the stage, piece by piece
+	rows      []ascendrt.View // of a batch of pieces: in the stage, piece by piece
 	runs      []ascendrt.View // and run by run
+	list      []move
+}
+
+// half is a stream, whose order is that of what its stage holds.
+type half struct {
+	stream ascendrt.Stream
+	stage  ascendrt.Buffer // on the device; nil: none
 }
 
 var _ Mover = (*DeviceMover)(nil)
@@ -40,16 +100,29 @@ var _ Mover = (*DeviceMover)(nil)
 // the contract: only KV of applied steps is saved, and no step reads a load
 // before it was received.
 func NewDeviceMover(dev ascendrt.Device, regions []ascendrt.Buffer) (*DeviceMover, error) {
-	m := &DeviceMover{dev: dev, regions: regions}
+	return NewDeviceMoverWith(dev, regions, DeviceOptions{})
+}
+
+// NewDeviceMoverWith is NewDeviceMover with choices about the copies.
+func NewDeviceMoverWith(dev ascendrt.Device, regions []ascendrt.Buffer, o DeviceOptions) (*DeviceMover, error) {
+	if o.Way > Pieces {
+		return nil, fmt.Errorf("offload: %v is no way to copy", o.Way)
+	}
+	caps := dev.Caps()
+	m := &DeviceMover{dev: dev, how: o.withDefaults(), blocks: caps.BlockCopy && o.Way != Pieces, regions: regions}
 	for i, role := range []string{"offload save", "offload load"} {
-		s, err := dev.NewStream(ascendrt.StreamOptions{Role: role})
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("%s stream: %w", role, err), m.Close())
-		}
-		m.lanes[i].stream, m.lanes[i].load = s, i == 1
-		if dev.Caps().ListCopy {
-			if b, err := dev.Alloc(stageBytes, ascendrt.PlaceDefault); err == nil { // else it goes without
-				m.lanes[i].stage = b
+		l := &m.lanes[i]
+		l.load = i == 1
+		for k := range l.halves {
+			h := &l.halves[k]
+			var err error
+			if h.stream, err = dev.NewStream(ascendrt.StreamOptions{Role: role}); err != nil {
+				return nil, errors.Join(fmt.Errorf("%s stream: %w", role, err), m.Close())
+			}
+			if caps.ListCopy && (o.Way == Staged || o.Way == Pieces) {
+				if b, err := dev.Alloc(m.how.Stage, ascendrt.PlaceDefault); err == nil { // else it goes without
+					h.stage = b
+				}
 			}
 		}
 	}
@@ -67,51 +140,115 @@ func (m *DeviceMover) Alloc(bytes int64) ([]byte, error) {
 }
 
 // Save copies to the host.
-func (m *DeviceMover) Save(ctx context.Context, moves []Move) error {
-	return m.copy(ctx, &m.lanes[0], moves)
+func (m *DeviceMover) Save(ctx context.Context, c Copies) error {
+	return m.copy(ctx, &m.lanes[0], c)
 }
 
 // Load copies to the device.
-func (m *DeviceMover) Load(ctx context.Context, moves []Move) error {
-	return m.copy(ctx, &m.lanes[1], moves)
+func (m *DeviceMover) Load(ctx context.Context, c Copies) error {
+	return m.copy(ctx, &m.lanes[1], c)
 }
 
-// copy submits the moves and waits until the device has done what was submitted,
+// copy submits filling by filling, at most two ahead of the device: another call gets
+// its turn between two of them. It waits until the device has done what was submitted,
 // also when ctx ends before or not all could be: a copy cannot be taken back.
-func (m *DeviceMover) copy(ctx context.Context, l *lane, moves []Move) error {
-	if err := ctx.Err(); err != nil {
-		return context.Cause(ctx)
+func (m *DeviceMover) copy(ctx context.Context, l *lane, c Copies) error {
+	bytes := c.bytes()
+	if len(c.Blocks) != len(c.Slots) {
+		return fmt.Errorf("offload: %d blocks for %d slots", len(c.Blocks), len(c.Slots))
 	}
-	if len(moves) == 0 {
+	if bytes == 0 {
 		return nil
 	}
-	p, err := m.submit(l, moves)
-	return errors.Join(err, p.Wait(context.WithoutCancel(ctx)))
+	for _, p := range c.Parts {
+		if p.Region < 0 || p.Region >= len(m.regions) {
+			return fmt.Errorf("offload: region %d of %d", p.Region, len(m.regions))
+		}
+	}
+	var points [2]ascendrt.Point // of the last two fillings
+	var err error
+	n := max(1, m.how.Stage/bytes)
+	for first := 0; first < len(c.Blocks) && err == nil; first += n {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+			break
+		}
+		if err = points[0].Wait(context.WithoutCancel(ctx)); err != nil {
+			break
+		}
+		var p ascendrt.Point
+		p, err = m.submit(l, c.sub(first, min(first+n, len(c.Blocks))), bytes)
+		points[0], points[1] = points[1], p
+	}
+	for _, p := range points {
+		err = errors.Join(err, p.Wait(context.WithoutCancel(ctx)))
+	}
+	return err
 }
 
-// submit gives the point behind all that was submitted.
-func (m *DeviceMover) submit(l *lane, moves []Move) (ascendrt.Point, error) {
+// Prepared is how long copies were prepared and submitted so far, in both directions.
+func (m *DeviceMover) Prepared() time.Duration { return time.Duration(m.prepared.Load()) }
+
+// submit gives the point behind one filling.
+func (m *DeviceMover) submit(l *lane, c Copies, bytes int) (ascendrt.Point, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.stage != nil && gathers(moves) {
-		return m.throughStage(l, moves)
-	}
+	begin := time.Now()
+	defer func() { m.prepared.Add(int64(time.Since(begin))) }()
+	h := &l.halves[l.turn]
+	l.turn = 1 - l.turn
 	l.cmd.Reset()
-	m.straight(l, moves)
-	return l.send(ascendrt.Point{})
-}
-
-// send submits what was appended; where that fails, before is the point that
-// still counts.
-func (l *lane) send(before ascendrt.Point) (ascendrt.Point, error) {
-	if err := l.cmd.Err(); err != nil {
-		return before, err
+	gather := h.stage != nil && bytes <= h.stage.Len() && gathers(c, bytes)
+	switch {
+	case m.blocks && gather:
+		m.staged(l, h.stage, c, bytes)
+	case m.blocks:
+		by := ascendrt.CopyByEngine
+		if m.how.Way == Direct {
+			by = ascendrt.CopyByUnits
+		}
+		m.straight(l, c, by)
+	case gather:
+		m.stagedPieces(l, h.stage, c)
+	default:
+		m.pieces(l, c)
 	}
-	p, n, err := l.stream.Submit(&l.cmd)
+	if err := l.cmd.Err(); err != nil {
+		return ascendrt.Point{}, err
+	}
+	p, n, err := h.stream.Submit(&l.cmd)
 	if err != nil && n == 0 {
-		return before, err
+		return ascendrt.Point{}, err
 	}
 	return p, err
+}
+
+// straight appends copies between the blocks and the host.
+func (m *DeviceMover) straight(l *lane, c Copies, by ascendrt.CopyBy) {
+	l.areas = l.areas[:0]
+	host := m.host.View()
+	for _, p := range c.Parts {
+		l.area(m.regions[p.Region].View(), p.Bytes, p.Bytes, host.Slice(int(p.Offset), host.Len-int(p.Offset)), int(c.SlotBytes))
+	}
+	l.copyBlocks(c.Blocks, c.Slots, by, m.how.Width)
+}
+
+// area appends a region whose blocks lie on the device and in what is on its other side.
+func (l *lane) area(device ascendrt.View, bytes, stride int, other ascendrt.View, otherStride int) {
+	r := ascendrt.BlockRegion{Dst: other, Src: device, DstStride: otherStride, SrcStride: stride, Bytes: bytes}
+	if l.load {
+		r.Dst, r.Src, r.DstStride, r.SrcStride = r.Src, r.Dst, r.SrcStride, r.DstStride
+	}
+	l.areas = append(l.areas, r)
+}
+
+// copyBlocks appends the copies of the areas, in the lane's direction.
+func (l *lane) copyBlocks(blocks, other []int32, by ascendrt.CopyBy, width int) {
+	b := ascendrt.BlockCopy{Regions: l.areas, Dst: other, Src: blocks, By: by, Width: width}
+	if l.load {
+		b.Dst, b.Src = b.Src, b.Dst
+	}
+	l.cmd.CopyBlocks(&b)
 }
 
 // copyAll appends one batch in the lane's direction: from the device to the host,
@@ -124,12 +261,12 @@ func (l *lane) copyAll(device, host []ascendrt.View) {
 	}
 }
 
-// straight copies each move by itself.
-func (m *DeviceMover) straight(l *lane, moves []Move) {
+// pieces copies each move by itself.
+func (m *DeviceMover) pieces(l *lane, c Copies) {
 	l.near, l.far = l.near[:0], l.far[:0]
-	for _, v := range moves {
-		l.near = append(l.near, m.regions[v.Region].Slice(int(v.Offset), v.Bytes))
-		l.far = append(l.far, m.host.Slice(int(v.Host), v.Bytes))
+	for v := range c.moves {
+		l.near = append(l.near, m.regions[v.region].Slice(int(v.offset), v.bytes))
+		l.far = append(l.far, m.host.Slice(int(v.host), v.bytes))
 	}
 	l.copyAll(l.near, l.far)
 }
@@ -138,13 +275,15 @@ func (m *DeviceMover) straight(l *lane, moves []Move) {
 func (m *DeviceMover) Close() error {
 	var errs []error
 	for i := range m.lanes {
-		if s := m.lanes[i].stream; s != nil {
-			errs = append(errs, s.Close())
-			m.lanes[i].stream = nil
-		}
-		if b := m.lanes[i].stage; b != nil {
-			errs = append(errs, b.FreeAfter(ascendrt.Point{}))
-			m.lanes[i].stage = nil
+		for k := range m.lanes[i].halves {
+			h := &m.lanes[i].halves[k]
+			if h.stream != nil {
+				errs = append(errs, h.stream.Close())
+			}
+			if h.stage != nil {
+				errs = append(errs, h.stage.FreeAfter(ascendrt.Point{}))
+			}
+			*h = half{}
 		}
 	}
 	if m.host != nil {

@@ -294,7 +294,7 @@ type moody struct {
 	quit  chan struct{} // the test has failed: nobody enters or leaves
 }
 
-func (m *moody) Save(ctx context.Context, v []Move) error {
+func (m *moody) Save(ctx context.Context, v Copies) error {
 	if m.enter != nil {
 		select {
 		case m.enter <- struct{}{}:
@@ -312,7 +312,7 @@ func (m *moody) Save(ctx context.Context, v []Move) error {
 	return m.memoryMover.Save(ctx, v)
 }
 
-func (m *moody) Load(ctx context.Context, v []Move) error {
+func (m *moody) Load(ctx context.Context, v Copies) error {
 	if m.err != nil {
 		return m.err
 	}
@@ -429,14 +429,14 @@ type order struct {
 	mu            sync.Mutex
 }
 
-func (o *order) Save(ctx context.Context, v []Move) error {
+func (o *order) Save(ctx context.Context, v Copies) error {
 	o.set(func() { o.saving = true })
 	time.Sleep(10 * time.Millisecond)
 	defer o.set(func() { o.saving = false })
 	return o.memoryMover.Save(ctx, v)
 }
 
-func (o *order) Load(ctx context.Context, v []Move) error {
+func (o *order) Load(ctx context.Context, v Copies) error {
 	o.set(func() { o.mixed = o.mixed || o.saving })
 	return o.memoryMover.Load(ctx, v)
 }

@@ -5,78 +5,87 @@ import "github.com/sluice-serving/sluice/ascendrt"
 // A block is many small pieces on the device, one in each region, and one run of
 // bytes in the tier. A copy between device and host costs as much time as it takes
 // to move tens of kilobytes, so pieces are gathered on the device first, where a
-// device does that at its memory's speed, and cross as runs. Two lanes of one
-// stage each: what a stage holds crosses before it is filled again, in the order
-// of the lane's stream.
+// device does that at its memory's speed, and cross as runs. Each lane has two stages,
+// which take turns: what a stage holds crosses before it is filled again, in the order
+// of its stream, and the other one is filled meanwhile.
 
-const (
-	stageBytes = 16 << 20
-	// Moves on average below this are gathered.
-	gatherBytes = 256 << 10
-)
+const gatherBytes = 256 << 10 // pieces on average below this are gathered
 
-// gathers tells whether moves are small and lie in few runs of the tier.
-func gathers(moves []Move) bool {
-	bytes, runs := 0, 0
-	for i, v := range moves {
-		if v.Bytes > stageBytes {
+// gathers tells whether the pieces of a block are small and many, and one run of a
+// slot.
+func gathers(c Copies, bytes int) bool {
+	at := int64(0)
+	for _, p := range c.Parts {
+		if p.Offset != at {
 			return false
 		}
-		bytes += v.Bytes
-		if i == 0 || moves[i-1].Host+int64(moves[i-1].Bytes) != v.Host {
-			runs++
-		}
+		at += int64(p.Bytes)
 	}
-	return bytes < gatherBytes*len(moves) && 4*runs <= len(moves)
+	return bytes < gatherBytes*len(c.Parts) && len(c.Parts) >= 4
 }
 
-// throughStage submits the moves, a filling of the stage at a time: many small
-// pieces take as long to prepare as to cross, and so the next filling is prepared
-// while one crosses. The point is behind what was submitted.
-func (m *DeviceMover) throughStage(l *lane, moves []Move) (p ascendrt.Point, err error) {
-	for len(moves) > 0 && err == nil {
-		n, used := 0, 0
-		for n < len(moves) && used+moves[n].Bytes <= stageBytes {
-			used += moves[n].Bytes
-			n++
-		}
-		l.cmd.Reset()
-		m.stageOnce(l, moves[:n])
-		p, err = l.send(p)
-		moves = moves[n:]
+// staged appends what one filling of the stage moves. A block lies in the stage as it
+// does in a slot, without what is behind it there.
+func (m *DeviceMover) staged(l *lane, stage ascendrt.Buffer, c Copies, bytes int) {
+	for len(l.ids) < len(c.Blocks) {
+		l.ids = append(l.ids, int32(len(l.ids)))
 	}
-	return p, err
-}
-
-// stageOnce appends what one filling of the stage moves.
-func (m *DeviceMover) stageOnce(l *lane, moves []Move) {
-	l.near, l.rows = l.near[:0], l.rows[:0]
+	ids := l.ids[:len(c.Blocks)]
+	l.areas = l.areas[:0]
 	at := 0
-	for _, v := range moves {
-		l.near = append(l.near, m.regions[v.Region].Slice(int(v.Offset), v.Bytes))
-		l.rows = append(l.rows, l.stage.Slice(at, v.Bytes))
-		at += v.Bytes
+	for _, p := range c.Parts {
+		l.area(m.regions[p.Region].View(), p.Bytes, p.Bytes, stage.Slice(at, stage.Len()-at), bytes)
+		at += p.Bytes
+	}
+	if !l.load {
+		l.copyBlocks(c.Blocks, ids, ascendrt.CopyByUnits, m.how.Width)
+	}
+	l.near, l.far = l.near[:0], l.far[:0]
+	for first, i := 0, 1; i <= len(c.Slots); i++ {
+		if i < len(c.Slots) && int64(bytes) == c.SlotBytes && c.Slots[i] == c.Slots[i-1]+1 {
+			continue
+		}
+		l.near = append(l.near, stage.Slice(first*bytes, (i-first)*bytes))
+		l.far = append(l.far, m.host.Slice(int(int64(c.Slots[first])*c.SlotBytes), (i-first)*bytes))
+		first = i
+	}
+	l.copyAll(l.near, l.far)
+	if l.load {
+		l.copyBlocks(c.Blocks, ids, ascendrt.CopyByUnits, m.how.Width)
+	}
+}
+
+// stagedPieces is staged by a list of pieces.
+func (m *DeviceMover) stagedPieces(l *lane, stage ascendrt.Buffer, c Copies) {
+	l.near, l.rows, l.list = l.near[:0], l.rows[:0], l.list[:0]
+	at := 0
+	for v := range c.moves {
+		l.list = append(l.list, v)
+		l.near = append(l.near, m.regions[v.region].Slice(int(v.offset), v.bytes))
+		l.rows = append(l.rows, stage.Slice(at, v.bytes))
+		at += v.bytes
 	}
 	if !l.load {
 		l.cmd.CopyBatch(l.rows, l.near)
 	}
-	m.cross(l, moves)
+	m.cross(l, stage)
 	if l.load {
 		l.cmd.CopyBatch(l.near, l.rows)
 	}
 }
 
-// cross appends the copies between the stage and the host, run by run.
-func (m *DeviceMover) cross(l *lane, moves []Move) {
+// cross appends the copies of a list of pieces between the stage and the host, run by
+// run.
+func (m *DeviceMover) cross(l *lane, stage ascendrt.Buffer) {
 	l.runs, l.far = l.runs[:0], l.far[:0]
-	for i, at := 0, 0; i < len(moves); {
-		n, k := moves[i].Bytes, i+1
-		for k < len(moves) && moves[k].Host == moves[i].Host+int64(n) {
-			n += moves[k].Bytes
+	for i, at := 0, 0; i < len(l.list); {
+		n, k := l.list[i].bytes, i+1
+		for k < len(l.list) && l.list[k].host == l.list[i].host+int64(n) {
+			n += l.list[k].bytes
 			k++
 		}
-		l.runs = append(l.runs, l.stage.Slice(at, n))
-		l.far = append(l.far, m.host.Slice(int(moves[i].Host), n))
+		l.runs = append(l.runs, stage.Slice(at, n))
+		l.far = append(l.far, m.host.Slice(int(l.list[i].host), n))
 		at += n
 		i = k
 	}

@@ -1,10 +1,14 @@
 package offload
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -15,105 +19,252 @@ import (
 )
 
 func TestGathers(t *testing.T) {
-	block := func(n, bytes, host int) (out []Move) {
+	block := func(n, bytes int) (c Copies) {
 		for r := range n {
-			out = append(out, Move{Region: r, Bytes: bytes, Host: int64(host + r*bytes)})
+			c.Parts = append(c.Parts, Part{Region: r, Bytes: bytes, Offset: int64(r * bytes)})
 		}
-		return out
+		return c
 	}
-	many := append(block(56, 32<<10, 0), block(56, 32<<10, 100<<20)...)
-	apart := block(56, 4<<10, 0)
-	for i := range apart {
-		apart[i].Host = int64(i) << 20
-	}
+	apart := block(56, 4<<10)
+	apart.Parts[7].Offset += 16
 	for name, c := range map[string]struct {
-		moves []Move
-		want  bool
+		copies Copies
+		want   bool
 	}{
-		"two blocks of small pieces": {many, true},
-		"one piece":                  {block(1, 4<<10, 0), false},
-		"large pieces":               {block(8, 1<<20, 0), false},
-		"every piece by itself":      {apart, false},
-		"larger than a stage":        {append(block(400, 4<<10, 0), Move{Bytes: stageBytes + 1, Host: 400 * 4 << 10}), false},
+		"small pieces":        {block(56, 32<<10), true},
+		"few pieces":          {block(3, 4<<10), false},
+		"large pieces":        {block(8, 1<<20), false},
+		"gaps within a block": {apart, false},
 	} {
-		require.Equal(t, c.want, gathers(c.moves), name)
+		require.Equal(t, c.want, gathers(c.copies, c.copies.bytes()), name)
 	}
 }
 
-// Through the stage every byte gets to its place in both directions, over several
-// fillings, and no other byte changes.
-func TestStage(t *testing.T) {
+// moverBench is a device with random bytes in its regions, and what they are.
+type moverBench struct {
+	t      *testing.T
+	dev    ascendrt.Device
+	stream ascendrt.Stream
+	bufs   []ascendrt.Buffer
+	data   [][]byte
+	r      *rand.Rand
+}
+
+const benchBlocks = 96
+
+func newMoverBench(t *testing.T, pieces []int) *moverBench {
 	if _, err := os.Stat("/dev/nvidiactl"); err != nil {
 		if err := emulated.Use(); err != nil {
 			t.Skip(err)
 		}
 	}
-	ctx := context.Background()
 	dev, err := cuda.Backend{}.Open(0, ascendrt.OpenOptions{})
 	if errors.Is(err, ascendrt.ErrUnavailable) {
 		t.Skip(err)
 	}
 	require.NoError(t, err)
-	defer func() { require.NoError(t, dev.Close(ctx)) }()
-	const regions, blocks, piece = 16, 96, 16 << 10 // 24 MiB
-	stream, err := dev.NewStream(ascendrt.StreamOptions{Role: "test"})
+	t.Cleanup(func() { require.NoError(t, dev.Close(context.Background())) })
+	b := &moverBench{t: t, dev: dev, r: rand.New(rand.NewPCG(1, 2))}
+	b.stream, err = dev.NewStream(ascendrt.StreamOptions{Role: "test"})
 	require.NoError(t, err)
-	r := rand.New(rand.NewPCG(1, 2))
-	var bufs []ascendrt.Buffer
-	var data [][]byte
-	for range regions {
-		b, err := dev.Alloc(blocks*piece, ascendrt.PlaceDefault)
+	for _, n := range pieces {
+		x, err := dev.Alloc(benchBlocks*n, ascendrt.PlaceDefault)
 		require.NoError(t, err)
-		raw := make([]byte, blocks*piece)
+		raw := make([]byte, benchBlocks*n)
 		for i := range raw {
-			raw[i] = byte(r.Uint32())
+			raw[i] = byte(b.r.Uint32())
 		}
-		require.NoError(t, ascendrt.Upload(ctx, dev, stream, b.View(), raw))
-		bufs, data = append(bufs, b), append(data, raw)
+		b.bufs, b.data = append(b.bufs, x), append(b.data, raw)
 	}
-	m, err := NewDeviceMover(dev, bufs)
-	require.NoError(t, err)
-	require.NotNil(t, m.lanes[0].stage, "the device gathers")
-	host, err := m.Alloc(blocks * regions * piece)
-	require.NoError(t, err)
-	var moves []Move
-	slots := r.Perm(blocks)
-	for b := range blocks - 7 {
-		for g := range regions {
-			moves = append(moves, Move{Region: g, Offset: int64(b) * piece, Host: int64(slots[b]*regions+g) * piece, Bytes: piece})
-		}
-	}
-	require.True(t, gathers(moves))
-	want := make([]byte, len(host))
-	for _, v := range moves {
-		copy(want[v.Host:], data[v.Region][v.Offset:v.Offset+piece])
-	}
-	require.NoError(t, m.Save(ctx, moves))
-	require.Equal(t, want, host)
+	b.upload()
+	return b
+}
 
-	for i, b := range bufs {
-		clear(data[i][:(blocks-7)*piece]) // what is behind was not saved and stays
-		require.NoError(t, ascendrt.Upload(ctx, dev, stream, b.View(), data[i]))
+func (b *moverBench) upload() {
+	for i, x := range b.bufs {
+		require.NoError(b.t, ascendrt.Upload(context.Background(), b.dev, b.stream, x.View(), b.data[i]))
 	}
+}
+
+// copies are of these blocks, into slots with room behind each.
+func (b *moverBench) copies(pieces []int, behind int, blocks, slots []int) (c Copies) {
+	for i, n := range pieces {
+		c.Parts = append(c.Parts, Part{Region: i, Bytes: n, Offset: c.SlotBytes})
+		c.SlotBytes += int64(n)
+	}
+	c.SlotBytes += int64(behind)
+	for i := range blocks {
+		c.Blocks, c.Slots = append(c.Blocks, int32(blocks[i])), append(c.Slots, int32(slots[i]))
+	}
+	return c
+}
+
+// check saves and loads, and compares every byte of both sides.
+func (b *moverBench) check(m *DeviceMover, host []byte, c Copies) {
+	ctx := context.Background()
+	for i := range host {
+		host[i] = 0x77
+	}
+	want := bytes.Clone(host)
+	for v := range c.moves {
+		copy(want[v.host:], b.data[v.region][v.offset:v.offset+int64(v.bytes)])
+	}
+	require.NoError(b.t, m.Save(ctx, c))
+	require.True(b.t, bytes.Equal(want, host), "saved")
 	for i := range host {
 		host[i] ^= 0x5a
 	}
-	require.NoError(t, m.Load(ctx, moves))
-	for _, v := range moves {
-		copy(data[v.Region][v.Offset:], host[v.Host:v.Host+piece])
+	b.upload()
+	for v := range c.moves {
+		copy(b.data[v.region][v.offset:], host[v.host:v.host+int64(v.bytes)])
 	}
-	for i, b := range bufs {
-		got := make([]byte, len(data[i]))
-		require.NoError(t, ascendrt.Download(ctx, dev, stream, got, b.View()))
-		require.Equal(t, data[i], got, "region %d", i)
+	require.NoError(b.t, m.Load(ctx, c))
+	for i, x := range b.bufs {
+		got := make([]byte, len(b.data[i]))
+		require.NoError(b.t, ascendrt.Download(ctx, b.dev, b.stream, got, x.View()))
+		require.True(b.t, bytes.Equal(b.data[i], got), "restored to region %d", i)
 	}
-	// A filling that cannot be: the ones before it have ended when Save returns.
-	clear(host)
-	wrong := append(moves[:len(moves):len(moves)], Move{Region: 0, Offset: blocks * piece, Host: 0, Bytes: piece})
-	require.ErrorIs(t, m.Save(ctx, wrong), ascendrt.ErrInvalid)
-	first := stageBytes / piece
-	for _, v := range moves[:first] {
-		require.Equal(t, data[v.Region][v.Offset:v.Offset+piece], host[v.Host:v.Host+piece])
+}
+
+// By every way every byte gets to its place in both directions, over several fillings,
+// and no other byte changes: blocks of several sizes, odd ones, slots with room behind
+// them, one block, all of them, in a row and scattered.
+func TestWays(t *testing.T) {
+	for name, pieces := range map[string][]int{
+		"equal":  slices.Repeat([]int{4 << 10}, 8),
+		"mixed":  {4 << 10, 1 << 10, 4 << 10, 1 << 10, 512, 48},
+		"odd":    {1000, 13, 999, 4096, 7},
+		"single": {16 << 10},
+	} {
+		b := newMoverBench(t, pieces)
+		for way := range Way(len(ways)) {
+			t.Run(fmt.Sprintf("%s/%v", name, way), func(t *testing.T) {
+				b.t = t
+				m, err := NewDeviceMoverWith(b.dev, b.bufs, DeviceOptions{Way: way, Stage: 200 << 10})
+				require.NoError(t, err)
+				require.Equal(t, way == Staged || way == Pieces, m.lanes[0].halves[0].stage != nil)
+				host, err := m.Alloc(benchBlocks * 40 << 10)
+				require.NoError(t, err)
+				row := make([]int, benchBlocks)
+				for i := range row {
+					row[i] = i
+				}
+				for _, behind := range []int{0, 64} {
+					for _, c := range []Copies{
+						b.copies(pieces, behind, row, row),
+						b.copies(pieces, behind, b.r.Perm(benchBlocks), b.r.Perm(benchBlocks)),
+						b.copies(pieces, behind, b.r.Perm(benchBlocks)[:41], b.r.Perm(benchBlocks)[:41]),
+						b.copies(pieces, behind, []int{benchBlocks - 1}, []int{5}),
+						b.copies(pieces, behind, nil, nil),
+					} {
+						b.check(m, host, c)
+					}
+				}
+				require.NoError(t, m.Close())
+			})
+		}
 	}
-	require.NoError(t, m.Close())
+}
+
+// What is no block, slot or region is refused; the fillings before it have ended when
+// Save returns.
+func TestWaysRefuse(t *testing.T) {
+	pieces := slices.Repeat([]int{4 << 10}, 8)
+	b := newMoverBench(t, pieces)
+	for way := range Way(len(ways)) {
+		m, err := NewDeviceMoverWith(b.dev, b.bufs, DeviceOptions{Way: way, Stage: 128 << 10}) // four blocks
+		require.NoError(t, err)
+		host, err := m.Alloc(benchBlocks * 32 << 10)
+		require.NoError(t, err)
+		good := func() Copies { return b.copies(pieces, 0, b.r.Perm(20), b.r.Perm(20)) }
+		for name, spoil := range map[string]func(c *Copies){
+			"a block that is not":     func(c *Copies) { c.Blocks[17] = benchBlocks },
+			"a block far out":         func(c *Copies) { c.Blocks[17] = 1<<31 - 1 },
+			"a negative block":        func(c *Copies) { c.Blocks[17] = -1 },
+			"a slot that is not":      func(c *Copies) { c.Slots[17] = benchBlocks },
+			"a negative slot":         func(c *Copies) { c.Slots[17] = -1 },
+			"more blocks":             func(c *Copies) { c.Blocks = append(c.Blocks, 1) },
+			"no such region":          func(c *Copies) { c.Parts[7].Region = 8 },
+			"a negative region":       func(c *Copies) { c.Parts[7].Region = -1 },
+			"a block twice, restored": func(c *Copies) { c.Blocks[1] = c.Blocks[0] },
+		} {
+			c := good()
+			spoil(&c)
+			if name != "a block twice, restored" {
+				require.Error(t, m.Save(t.Context(), c), "%v: %s", way, name)
+			} else if way != Pieces {
+				require.ErrorIs(t, m.Load(t.Context(), c), ascendrt.ErrInvalid, "%v: %s", way, name)
+			}
+		}
+		clear(host)
+		c := good()
+		c.Blocks[17] = benchBlocks
+		require.Error(t, m.Save(t.Context(), c))
+		first := c.sub(0, 16)
+		for v := range first.moves {
+			require.True(t, bytes.Equal(b.data[v.region][v.offset:v.offset+int64(v.bytes)], host[v.host:v.host+int64(v.bytes)]), "%v", way)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.ErrorIs(t, m.Save(ctx, good()), context.Canceled)
+		b.check(m, host, good())
+		require.NoError(t, m.Close())
+	}
+	_, err := NewDeviceMoverWith(b.dev, b.bufs, DeviceOptions{Way: 9})
+	require.ErrorContains(t, err, "Way(9)")
+	require.Zero(t, b.dev.Live().HostBuffers)
+}
+
+// Several calls at a time, in both directions, on blocks that do not overlap.
+func TestWaysAtOnce(t *testing.T) {
+	pieces := slices.Repeat([]int{2 << 10}, 6)
+	b := newMoverBench(t, pieces)
+	for way := range Way(len(ways)) {
+		m, err := NewDeviceMoverWith(b.dev, b.bufs, DeviceOptions{Way: way, Stage: 24 << 10})
+		require.NoError(t, err)
+		host, err := m.Alloc(benchBlocks * 12 << 10)
+		require.NoError(t, err)
+		blocks, slots := b.r.Perm(benchBlocks), b.r.Perm(benchBlocks)
+		var wg sync.WaitGroup
+		errs := make([]error, 8)
+		for k := range errs {
+			wg.Go(func() {
+				c := b.copies(pieces, 0, blocks[12*k:12*k+12], slots[12*k:12*k+12])
+				for range 4 {
+					errs[k] = errors.Join(errs[k], m.Save(t.Context(), c), m.Load(t.Context(), c))
+				}
+			})
+		}
+		wg.Wait()
+		require.NoError(t, errors.Join(errs...))
+		all := b.copies(pieces, 0, blocks, slots)
+		for v := range all.moves {
+			require.True(t, bytes.Equal(b.data[v.region][v.offset:v.offset+int64(v.bytes)], host[v.host:v.host+int64(v.bytes)]), "%v", way)
+		}
+		require.NoError(t, m.Close())
+	}
+}
+
+// A save of many blocks allocates as often as one of a single block, per filling.
+func TestWaysAllocations(t *testing.T) {
+	pieces := slices.Repeat([]int{256}, 48)
+	b := newMoverBench(t, pieces)
+	for _, way := range []Way{Staged, Direct, Engine} {
+		m, err := NewDeviceMoverWith(b.dev, b.bufs, DeviceOptions{Way: way})
+		require.NoError(t, err)
+		_, err = m.Alloc(benchBlocks * 12 << 10)
+		require.NoError(t, err)
+		allocs := func(n int) float64 {
+			c := b.copies(pieces, 0, b.r.Perm(benchBlocks)[:n], b.r.Perm(benchBlocks)[:n])
+			l := &m.lanes[0]
+			return testing.AllocsPerRun(10, func() {
+				if _, err := m.submit(l, c, c.bytes()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		allocs(benchBlocks)
+		require.Less(t, allocs(benchBlocks)-allocs(1), 3.0, "%v", way)
+		require.NoError(t, m.Close())
+	}
 }

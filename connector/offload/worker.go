@@ -51,8 +51,8 @@ const staging = 8
 type Worker struct {
 	cfg    WorkerConfig
 	layout connector.Layout
-	size   int64 // of a slot
-	parts  [][]part
+	size   int64    // of a slot
+	parts  [][]Part // by group
 	mover  Mover
 	host   []byte
 	files  *fileStore
@@ -80,13 +80,6 @@ type Worker struct {
 }
 
 var _ connector.Worker = (*Worker)(nil)
-
-// part is a region's place in a slot.
-type part struct {
-	region int
-	bytes  int
-	offset int64 // in the slot
-}
 
 // task is an op that was taken up.
 type task struct {
@@ -120,13 +113,13 @@ func (w *Worker) Register(layout connector.Layout, regions []connector.Region) e
 		return errors.New("offload: registered twice or closed")
 	}
 	w.layout, w.size = layout, slotBytes(layout)
-	w.parts = make([][]part, len(layout.Groups))
+	w.parts = make([][]Part, len(layout.Groups))
 	var used = make([]int64, len(layout.Groups))
 	for i, r := range regions {
 		if r.Group < 0 || r.Group >= len(layout.Groups) || r.BlockBytes <= 0 {
 			return fmt.Errorf("offload: region %q of layer %d: group %d of %d, %d bytes a block", r.Name, r.Layer, r.Group, len(layout.Groups), r.BlockBytes)
 		}
-		w.parts[r.Group] = append(w.parts[r.Group], part{i, r.BlockBytes, used[r.Group]})
+		w.parts[r.Group] = append(w.parts[r.Group], Part{i, r.BlockBytes, used[r.Group]})
 		used[r.Group] += int64(r.BlockBytes)
 	}
 	for g, n := range used {

@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/connector/transport"
@@ -25,6 +27,7 @@ type Near struct {
 	lanes  [lanes]lane // of the neighbours in turn
 
 	mu        sync.Mutex
+	prepared  atomic.Int64        // ns
 	met       int                 // neighbours so far
 	processes map[string]*process // met, by their name
 	closed    bool
@@ -282,6 +285,15 @@ func (x *neighbour) Close() {
 	}
 }
 
+// Prepared is how long copies were prepared and submitted so far, all lanes together.
+func (n *Near) Prepared() time.Duration { return time.Duration(n.prepared.Load()) }
+
+// preparing counts the time until it is called.
+func (n *Near) preparing() func() {
+	begin := time.Now()
+	return func() { n.prepared.Add(int64(time.Since(begin))) }
+}
+
 // Fetch copies in one submission and waits for its end.
 func (x *neighbour) Fetch(ranges []tcp.NearRange) error {
 	p, err := x.submit(ranges)
@@ -295,6 +307,7 @@ func (x *neighbour) submit(ranges []tcp.NearRange) (ascendrt.Point, error) {
 	l := x.lane
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	defer x.n.preparing()()
 	l.dst, l.src = l.dst[:0], l.src[:0]
 	var to, from ascendrt.Buffer
 	for i, r := range ranges {
@@ -334,6 +347,7 @@ func (x *neighbour) submitBlocks(regions []tcp.NearRegion, local, remote []int32
 	l := x.lane
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	defer x.n.preparing()()
 	l.regions = l.regions[:0]
 	for _, r := range regions {
 		to := bufferOf(r.Memory)

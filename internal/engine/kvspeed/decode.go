@@ -27,6 +27,8 @@ type decoder struct {
 	sched  *scheduler.Scheduler
 	flight []inFlight
 	tokens []scheduler.Token
+
+	submitting time.Duration // of steps, on the host
 }
 
 type inFlight struct {
@@ -64,7 +66,9 @@ func (d *decoder) step(ctx context.Context) (rows int, tokens int32, err error) 
 		if p == nil {
 			break
 		}
+		begin := time.Now()
 		s, err := d.exec.Submit(ctx, p)
+		d.submitting += time.Since(begin)
 		if err != nil {
 			return 0, 0, err
 		}
@@ -86,115 +90,162 @@ func (d *decoder) step(ctx context.Context) (rows int, tokens int32, err error) 
 	return rows, tokens, err
 }
 
+// arm is decode steps beside some traffic, or beside none.
+type arm struct {
+	name              string
+	v                 tierVariant
+	t                 traffic
+	step, submit, GBs figures
+}
+
 // decode takes turns of decode steps without and with copies.
 func decode(ctx context.Context, dev ascendrt.Device, o options, shape model.Config, out io.Writer) (err error) {
+	variants, err := parseTiers(o.tiers)
+	if err != nil {
+		return err
+	}
+	names, kinds, err := parseTraffic(o.traffic)
+	if err != nil {
+		return err
+	}
+	arms := []*arm{{name: "nothing"}}
+	for _, v := range variants {
+		for i, t := range kinds {
+			arms = append(arms, &arm{name: v.name + " " + names[i], v: v, t: t})
+		}
+	}
 	kv := newShape(shape, o.block, o.tokens/o.block)
-	arms := 2*o.rounds*(o.steps+warm) + 64
-	length := o.context + arms
+	steps := len(arms)*o.rounds*(o.steps+warm) + 64
+	length := o.context + steps
 	own := o.batch*((length+o.block-1)/o.block+1) + 1
 	d, err := newDecoder(ctx, dev, o, shape, length+16, own, kv.blocks)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.exec.Close()) }()
+	if err := d.prompts(ctx, o, shape, steps); err != nil {
+		return err
+	}
+	for i := range o.rounds {
+		for k := range arms { // another one first each time, as each step reads more than the one before
+			if err := d.beside(ctx, dev, o, kv, arms[(i+k)%len(arms)], own); err != nil {
+				return err
+			}
+		}
+	}
+	batch := fmt.Sprintf("batch %d beside ", o.batch)
+	for _, a := range arms {
+		if a == arms[0] {
+			line(out, "decode step", batch+a.name, a.step, nil, "ms")
+			line(out, "submission of a step", batch+a.name, a.submit, nil, "ms")
+			continue
+		}
+		line(out, "decode step while copying", batch+a.name, a.step, arms[0].step, "ms")
+		ratios(out, "decode step slower by", batch+a.name, a.step, arms[0].step)
+		line(out, "submission of a step while copying", batch+a.name, a.submit, arms[0].submit, "ms")
+		line(out, "copied meanwhile", batch+a.name, a.GBs, nil, "GB/s")
+	}
+	return nil
+}
+
+// prompts adds the requests and computes their prompts.
+func (d *decoder) prompts(ctx context.Context, o options, shape model.Config, outputs int) error {
 	r := newRand()
 	for i := range o.batch {
 		p := make([]scheduler.Token, o.context)
 		for k := range p {
 			p[k] = scheduler.Token(r.IntN(shape.Vocab))
 		}
-		if _, err := d.sched.Add(scheduler.Request{ID: fmt.Sprint(i), Prompt: p, MaxTokens: arms}); err != nil {
+		if _, err := d.sched.Add(scheduler.Request{ID: fmt.Sprint(i), Prompt: p, MaxTokens: outputs}); err != nil {
 			return err
 		}
 	}
-	for { // prompts first
+	for {
 		rows, tokens, err := d.step(ctx)
 		if err != nil {
 			return err
 		}
 		if rows == o.batch && tokens == int32(o.batch) {
-			break
+			return nil
 		}
 	}
-	m, err := offload.NewDeviceMover(dev, d.exec.Buffers())
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, m.Close()) }()
-	if _, err := m.Alloc(kv.total()); err != nil {
-		return err
-	}
-	c := &copies{m: m, moves: moves(kv)}
-	for i := range c.moves {
-		c.moves[i].Offset += int64(own-1) * int64(kv.bytes) // behind the scheduler's blocks
-	}
-	var without, with, moved figures
-	for i := range o.rounds {
-		for _, busy := range []bool{i%2 == 1, i%2 == 0} { // by turns first, as each step reads more than the one before
-			stop := func() (int64, error) { return 0, nil }
-			if busy {
-				stop = c.start(ctx)
-			}
-			took, err := d.arm(ctx, o)
-			bytes, serr := stop()
-			if err := errors.Join(err, serr); err != nil {
-				return err
-			}
-			ms := took.Seconds() * 1e3 / float64(o.steps)
-			if busy {
-				with = append(with, ms)
-				moved = append(moved, rate(bytes, took))
-			} else {
-				without = append(without, ms)
-			}
+}
+
+// beside runs one arm once.
+func (d *decoder) beside(ctx context.Context, dev ascendrt.Device, o options, kv kvShape, a *arm, own int) (err error) {
+	stop := func() (int64, error) { return 0, nil }
+	if a.t != (traffic{}) {
+		m, err := offload.NewDeviceMoverWith(dev, d.exec.Buffers(), a.v.how)
+		if err != nil {
+			return err
 		}
+		defer func() { err = errors.Join(err, m.Close()) }()
+		if _, err := m.Alloc(kv.total()); err != nil {
+			return err
+		}
+		c := &copies{m: m, c: copiesOf(kv, 1, 2), at: o.at}
+		for i := range c.c.Blocks {
+			c.c.Blocks[i] += int32(own - 1) // behind the scheduler's blocks
+		}
+		stop = c.start(ctx, a.t)
 	}
-	batch := fmt.Sprintf("batch %d", o.batch)
-	line(out, "decode step", batch, without, nil, "ms")
-	line(out, "decode step while saving and restoring", batch, with, without, "ms")
-	line(out, "saved and restored meanwhile", batch, moved, nil, "GB/s")
+	took, submitting, err := d.arm(ctx, o)
+	bytes, serr := stop()
+	if err := errors.Join(err, serr); err != nil {
+		return fmt.Errorf("beside %s: %w", a.name, err)
+	}
+	a.step = append(a.step, milliseconds(took)/float64(o.steps))
+	a.submit = append(a.submit, milliseconds(submitting)/float64(o.steps))
+	a.GBs = append(a.GBs, rate(bytes, took))
 	return nil
 }
 
 // warm is the number of steps ahead of the clock.
 const warm = 10
 
-func (d *decoder) arm(ctx context.Context, o options) (time.Duration, error) {
+func (d *decoder) arm(ctx context.Context, o options) (took, submitting time.Duration, err error) {
 	var begin time.Time
 	for i := range warm + o.steps {
 		if i == warm {
-			begin = time.Now()
+			begin, d.submitting = time.Now(), 0
 		}
 		if rows, _, err := d.step(ctx); err != nil || rows != o.batch {
-			return 0, errors.Join(err, fmt.Errorf("%d rows of %d", rows, o.batch))
+			return 0, 0, errors.Join(err, fmt.Errorf("%d rows of %d", rows, o.batch))
 		}
 	}
-	return time.Since(begin), nil
+	return time.Since(begin), d.submitting, nil
 }
 
 // copies saves and restores a prompt's blocks again and again.
 type copies struct {
-	m     *offload.DeviceMover
-	moves []offload.Move
+	m  *offload.DeviceMover
+	c  offload.Copies
+	at int // blocks of one call
 }
 
 // start begins; the result ends it and gives the bytes that were moved.
-func (c *copies) start(ctx context.Context) func() (int64, error) {
+func (c *copies) start(ctx context.Context, t traffic) func() (int64, error) {
 	var stop atomic.Bool
 	var bytes atomic.Int64
 	var wg sync.WaitGroup
 	errs := make([]error, 2)
-	const piece = 1024 // moves of one call
-	for i, f := range []func(context.Context, []offload.Move) error{c.m.Save, c.m.Load} {
-		half := c.moves[i*len(c.moves)/2 : (i+1)*len(c.moves)/2] // the two touch different blocks
+	for i, f := range []func(context.Context, offload.Copies) error{c.m.Save, c.m.Load} {
+		if i == 0 && !t.save || i == 1 && !t.load {
+			continue
+		}
+		n := len(c.c.Blocks)
+		half := c.c // the two touch different blocks
+		half.Blocks, half.Slots = half.Blocks[i*n/2:(i+1)*n/2], half.Slots[i*n/2:(i+1)*n/2]
 		wg.Go(func() {
-			for at := 0; !stop.Load() && errs[i] == nil; at += piece {
-				if at >= len(half) {
+			for at := 0; !stop.Load() && errs[i] == nil; at += c.at {
+				if at >= len(half.Blocks) {
 					at = 0
 				}
-				now := half[at:min(at+piece, len(half))]
+				now := half
+				last := min(at+c.at, len(half.Blocks))
+				now.Blocks, now.Slots = half.Blocks[at:last], half.Slots[at:last]
 				errs[i] = f(ctx, now)
-				bytes.Add(int64(len(now)) * int64(now[0].Bytes))
+				bytes.Add(int64(len(now.Blocks)) * now.SlotBytes)
 			}
 		})
 	}

@@ -4,92 +4,124 @@ import (
 	"context"
 	"errors"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/connector/offload"
 )
 
-func splitList(s string) []string {
-	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' })
-}
-
-// tier is the mover of the host tier over a pool.
-type tier struct {
-	m     *offload.DeviceMover
-	moves []offload.Move // of a prompt, scattered
-}
-
-func newTier(p *pool) (*tier, error) {
-	m, err := offload.NewDeviceMover(p.dev, p.buffers)
-	if err != nil {
-		return nil, err
+// copiesOf are a prompt's blocks as the offload connector copies them: a slot of the
+// tier holds a block of all regions. Blocks and slots are in these orders.
+func copiesOf(s kvShape, blocks, slots uint64) (c offload.Copies) {
+	for r := range s.regions() {
+		c.Parts = append(c.Parts, offload.Part{Region: r, Bytes: s.bytes, Offset: int64(r * s.bytes)})
 	}
-	if _, err := m.Alloc(p.total()); err != nil {
-		return nil, errors.Join(err, m.Close())
+	c.SlotBytes = int64(s.regions() * s.bytes)
+	to := order(s.blocks, slots)
+	for i, b := range order(s.blocks, blocks) {
+		c.Blocks, c.Slots = append(c.Blocks, int32(b)), append(c.Slots, int32(to[i]-1))
 	}
-	return &tier{m, moves(p.kvShape)}, nil
+	return c
 }
 
-// moves are the copies of a prompt's blocks as the offload connector makes them:
-// a slot of the tier holds a block of all regions.
-func moves(s kvShape) []offload.Move {
-	var out []offload.Move
-	slots := order(s.blocks, 2)
-	for i, b := range order(s.blocks, 1) {
-		slot := int(slots[i] - 1)
-		for r := range s.regions() {
-			out = append(out, offload.Move{
-				Region: r, Offset: int64(b) * int64(s.bytes), Host: int64(slot*s.regions()+r) * int64(s.bytes), Bytes: s.bytes,
-			})
-		}
-	}
-	return out
-}
-
+// hostTier measures saves and restores by each way, beside one large copy.
 func hostTier(ctx context.Context, dev ascendrt.Device, o options, s kvShape, out io.Writer) error {
+	variants, err := parseTiers(o.tiers)
+	if err != nil {
+		return err
+	}
 	p, err := newPool(dev, s)
 	if err != nil {
 		return err
 	}
-	t, err := newTier(p)
+	pinned, err := dev.AllocHost(int(s.total()))
 	if err != nil {
 		return errors.Join(err, p.close())
 	}
-	pinned, err := dev.AllocHost(int(s.total()))
-	if err != nil {
-		return errors.Join(err, t.m.Close(), p.close())
-	}
 	large, err := dev.Alloc(int(s.total()), ascendrt.PlaceDefault)
 	if err != nil {
-		return errors.Join(err, t.m.Close(), p.close())
+		return errors.Join(err, p.close())
 	}
-	var d2h, h2d, save, load figures
-	measure := func(into *figures, f func() error) error {
-		begin := time.Now()
-		err := f()
-		*into = append(*into, rate(s.total(), time.Since(begin)))
+	for _, v := range variants {
+		if err := tierOf(ctx, p, v, pinned.View(), large.View(), o, out); err != nil {
+			return errors.Join(err, p.close())
+		}
+	}
+	return errors.Join(large.FreeAfter(ascendrt.Point{}), pinned.FreeAfter(ascendrt.Point{}), p.close())
+}
+
+// tierOf measures one way, with the plain copies in turn.
+func tierOf(ctx context.Context, p *pool, v tierVariant, pinned, large ascendrt.View, o options, out io.Writer) (err error) {
+	m, err := offload.NewDeviceMoverWith(p.dev, p.buffers, v.how)
+	if err != nil {
 		return err
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	host, err := m.Alloc(p.total())
+	if err != nil {
+		return err
+	}
+	row, scattered := copiesOf(p.kvShape, 0, 0), copiesOf(p.kvShape, 1, 2)
+	var d2h, h2d figures
+	what := []struct {
+		name    string
+		copies  offload.Copies
+		load    bool
+		speed   figures
+		prepare figures
+		plain   *figures
+	}{
+		{name: "save of a row", copies: row, plain: &d2h},
+		{name: "save", copies: scattered, plain: &d2h},
+		{name: "restore of a row", copies: row, load: true, plain: &h2d},
+		{name: "restore", copies: scattered, load: true, plain: &h2d},
 	}
 	for i := range o.repeat + 1 {
 		if i == 1 { // the first one touches all pages
-			d2h, h2d, save, load = nil, nil, nil, nil
+			d2h, h2d = nil, nil
+			for k := range what {
+				what[k].speed, what[k].prepare = nil, nil
+			}
 		}
-		for _, err := range []error{
-			measure(&d2h, func() error { _, err := timed(ctx, p.stream, pinned.View(), large.View()); return err }),
-			measure(&save, func() error { return t.m.Save(ctx, t.moves) }),
-			measure(&h2d, func() error { _, err := timed(ctx, p.stream, large.View(), pinned.View()); return err }),
-			measure(&load, func() error { return t.m.Load(ctx, t.moves) }),
-		} {
-			if err != nil {
+		down, err := timed(ctx, p.stream, pinned, large)
+		if err != nil {
+			return err
+		}
+		up, err := timed(ctx, p.stream, large, pinned)
+		if err != nil {
+			return err
+		}
+		d2h, h2d = append(d2h, rate(p.total(), down)), append(h2d, rate(p.total(), up))
+		for k := range what {
+			w := &what[k]
+			if err := p.fill(ctx, mark); err != nil {
+				return err
+			}
+			run := m.Save
+			if w.load { // the tier has the marks, and the pool lost them
+				if err := errors.Join(m.Save(ctx, w.copies), p.fill(ctx, func(int, int) byte { return 0 })); err != nil {
+					return err
+				}
+				run = m.Load
+			} else {
+				clear(host)
+			}
+			ready, begin := m.Prepared(), time.Now()
+			if err := run(ctx, w.copies); err != nil {
+				return err
+			}
+			w.speed = append(w.speed, rate(p.total(), time.Since(begin)))
+			w.prepare = append(w.prepare, milliseconds(m.Prepared()-ready))
+			if err := p.checkTier(ctx, host, w.copies); err != nil {
 				return err
 			}
 		}
 	}
-	line(out, "plain copy to the host", o.device, d2h, nil, "GB/s")
-	line(out, "save", o.device, save, d2h, "GB/s")
-	line(out, "plain copy from the host", o.device, h2d, nil, "GB/s")
-	line(out, "restore", o.device, load, h2d, "GB/s")
-	return errors.Join(t.m.Close(), large.FreeAfter(ascendrt.Point{}), pinned.FreeAfter(ascendrt.Point{}), p.close())
+	line(out, "plain copy to the host", v.name, d2h, nil, "GB/s")
+	line(out, "plain copy from the host", v.name, h2d, nil, "GB/s")
+	for _, w := range what {
+		line(out, w.name, v.name, w.speed, *w.plain, "GB/s")
+		line(out, w.name+": preparation", v.name, w.prepare, nil, "ms")
+	}
+	return nil
 }

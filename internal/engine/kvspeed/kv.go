@@ -7,6 +7,7 @@ import (
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/connector"
+	"github.com/sluice-serving/sluice/connector/offload"
 	"github.com/sluice-serving/sluice/internal/engine/model"
 	"github.com/sluice-serving/sluice/kvcache"
 )
@@ -133,6 +134,25 @@ func (p *pool) check(ctx context.Context, from, to []kvcache.BlockID, r *rand.Ra
 		for k, x := range b {
 			if x != want {
 				return fmt.Errorf("region %d, block %d, byte %d is %d, want %d of block %d of the other process", region, to[i], k, x, want, from[i])
+			}
+		}
+	}
+	return nil
+}
+
+// checkTier looks whether some blocks, in the tier and in the pool, have their marks.
+func (p *pool) checkTier(ctx context.Context, host []byte, c offload.Copies) error {
+	r, b := newRand(), make([]byte, p.bytes)
+	for range 64 {
+		i, part := r.IntN(len(c.Blocks)), c.Parts[r.IntN(len(c.Parts))]
+		if err := ascendrt.Download(ctx, p.dev, p.stream, b, p.buffers[part.Region].Slice(int(c.Blocks[i])*p.bytes, p.bytes)); err != nil {
+			return err
+		}
+		slot := host[int64(c.Slots[i])*c.SlotBytes+part.Offset:][:p.bytes]
+		want := mark(part.Region, int(c.Blocks[i]))
+		for k := range b {
+			if b[k] != want || slot[k] != want {
+				return fmt.Errorf("region %d, block %d, byte %d is %d here and %d in slot %d, want %d", part.Region, c.Blocks[i], k, b[k], slot[k], c.Slots[i], want)
 			}
 		}
 	}

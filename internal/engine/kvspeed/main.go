@@ -2,10 +2,12 @@
 // devices do plainly, in one run:
 //
 //   - pull: a prompt's KV from another process, on the same device and on a second
-//     one, lease and confirmation included, against one large copy between the two
-//   - host: saves and restores of the host tier against one large pinned copy
-//   - decode: the time of a decode step while blocks are saved and restored,
-//     against the time without, in turn
+//     one, lease and confirmation included, against one large copy between the two;
+//     by each variant, and what of it the host prepared
+//   - host: saves and restores of the host tier against one large pinned copy, by each
+//     variant
+//   - decode: the time of a decode step, and of its submission, while blocks are saved
+//     and restored by each variant, against the time without, in turn
 //
 // It needs no checkpoint and no other program; the other process is itself.
 //
@@ -33,8 +35,9 @@ import (
 
 type options struct {
 	device, peers, model, parts           string
+	pulls, tiers, traffic                 string
 	tokens, block, repeat, batch, context int
-	steps, rounds                         int
+	steps, rounds, at                     int
 }
 
 func main() {
@@ -50,6 +53,10 @@ func main() {
 	flag.StringVar(&o.peers, "peers", "", "devices of the other process, separated by commas; empty: the same one, and the next one if there is one")
 	flag.StringVar(&o.model, "model", "qwen3-0.6b", "shape")
 	flag.StringVar(&o.parts, "parts", "pull,host,decode", "what is measured")
+	flag.StringVar(&o.pulls, "pulls", "blocks,units,engine,pieces", "variants of pull: blocks (the device's choice), units[:width], engine, pieces")
+	flag.StringVar(&o.tiers, "tiers", "staged,direct,engine,pieces", "variants of saving and restoring: staged, direct, engine, pieces, each [:width[:MiB at a time]]")
+	flag.StringVar(&o.traffic, "traffic", "both", "what is copied beside decode steps: both, save, restore; several by commas")
+	flag.IntVar(&o.at, "blocks-at-a-time", 18, "blocks that one save or restore beside decode steps copies")
 	flag.IntVar(&o.tokens, "tokens", 12288, "of the prompt that moves")
 	flag.IntVar(&o.block, "block-size", 16, "tokens per KV block")
 	flag.IntVar(&o.repeat, "repeat", 9, "repetitions, of which the median counts")
@@ -69,7 +76,7 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	if o.tokens < o.block || o.block < 1 || o.repeat < 1 || o.batch < 1 || o.steps < 1 || o.rounds < 1 || o.context < 1 {
+	if o.tokens < o.block || o.block < 1 || o.repeat < 1 || o.batch < 1 || o.steps < 1 || o.rounds < 1 || o.context < 1 || o.at < 1 {
 		return fmt.Errorf("%+v: every number is at least 1, and a prompt at least a block", o)
 	}
 	dev, err := open(o.device)
@@ -125,6 +132,17 @@ func line(out io.Writer, what, with string, f, plain figures, unit string) {
 	}
 	fmt.Fprintf(out, "%s,%s,%.3f,%.3f,%.3f,%s,%s\n", what, with, f.median(), slices.Min(f), slices.Max(f), unit, ratio)
 }
+
+// ratios prints by how many percent figures are above those of the same turn.
+func ratios(out io.Writer, what, with string, f, without figures) {
+	var r figures
+	for i := range f {
+		r = append(r, 100*(f[i]/without[i]-1))
+	}
+	line(out, what, with, r, nil, "percent")
+}
+
+func milliseconds(d time.Duration) float64 { return d.Seconds() * 1e3 }
 
 // rate is GB/s.
 func rate(bytes int64, d time.Duration) float64 { return float64(bytes) / 1e9 / d.Seconds() }

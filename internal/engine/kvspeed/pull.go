@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"sync"
 	"time"
 
 	"github.com/sluice-serving/sluice/ascendrt"
@@ -25,17 +26,71 @@ import (
 
 // side is one end of a pull.
 type side struct {
-	w *pd.Worker
-	s *pd.Scheduler
+	w    *pd.Worker
+	s    *pd.Scheduler
+	near *clock
 }
 
-func newSide(p *pool, id string, role pd.Role) (*side, error) {
+// clock is a Near that notes when the first copy of a pull began and the last ended.
+type clock struct {
+	*ipc.Near
+	mu          sync.Mutex
+	first, last time.Time
+}
+
+type clocked struct {
+	tcp.BlockNeighbour
+	c *clock
+}
+
+func (c *clock) Meet(card []byte) (tcp.Neighbour, error) {
+	n, err := c.Near.Meet(card)
+	if err != nil {
+		return nil, err
+	}
+	return clocked{n.(tcp.BlockNeighbour), c}, nil
+}
+
+func (x clocked) Fetch(ranges []tcp.NearRange) error {
+	defer x.c.note()()
+	return x.BlockNeighbour.Fetch(ranges)
+}
+
+func (x clocked) FetchBlocks(regions []tcp.NearRegion, local, remote []int32) error {
+	defer x.c.note()()
+	return x.BlockNeighbour.FetchBlocks(regions, local, remote)
+}
+
+func (c *clock) note() func() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.first.IsZero() {
+		c.first = time.Now()
+	}
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.last = time.Now()
+	}
+}
+
+// took is what a pull's copies took, and forgets them.
+func (c *clock) took(begin time.Time) (ahead, copies time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ahead, copies = c.first.Sub(begin), c.last.Sub(c.first)
+	c.first = time.Time{}
+	return ahead, copies
+}
+
+func newSide(p *pool, id string, role pd.Role, v pullVariant) (*side, error) {
+	c := &clock{}
 	w, err := pd.NewWorker(pd.WorkerConfig{EngineID: id, Transport: func(n transport.Notified) (transport.Transport, error) {
-		near, err := ipc.New(p.dev)
-		if err != nil {
+		var err error
+		if c.Near, err = ipc.NewWith(p.dev, v.how); err != nil {
 			return nil, err
 		}
-		return tcp.New(tcp.Config{Notified: n, Near: near, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+		return tcp.New(tcp.Config{Notified: n, Near: c, Pieces: v.pieces, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
 	}})
 	if err != nil {
 		return nil, err
@@ -47,7 +102,7 @@ func newSide(p *pool, id string, role pd.Role) (*side, error) {
 	if err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
-	return &side{w, s}, nil
+	return &side{w, s, c}, nil
 }
 
 // childEnv makes this program the other process: its value is a jsonSpec.
@@ -76,7 +131,7 @@ func child(spec string, in io.Reader, out io.Writer) error {
 	if err := p.fill(context.Background(), mark); err != nil {
 		return err
 	}
-	x, err := newSide(p, "p", pd.Producer)
+	x, err := newSide(p, "p", pd.Producer, pullVariant{})
 	if err != nil {
 		return err
 	}
@@ -182,6 +237,10 @@ func peerDevices(ctx context.Context, o options) ([]string, error) {
 }
 
 func pulls(ctx context.Context, dev ascendrt.Device, o options, s kvShape, out io.Writer) error {
+	variants, err := parsePulls(o.pulls)
+	if err != nil {
+		return err
+	}
 	peers, err := peerDevices(ctx, o)
 	if err != nil {
 		return err
@@ -191,16 +250,24 @@ func pulls(ctx context.Context, dev ascendrt.Device, o options, s kvShape, out i
 		return err
 	}
 	for _, peer := range peers {
-		if err := pullFrom(ctx, p, o, peer, out); err != nil {
+		if err := pullFrom(ctx, p, o, peer, variants, out); err != nil {
 			return errors.Join(fmt.Errorf("from %s: %w", peer, err), p.close())
 		}
 	}
 	return p.close()
 }
 
-// pullFrom measures one peer: in each repetition the plain copy, then prompts whose
-// blocks lie one after the other, and scattered ones.
-func pullFrom(ctx context.Context, p *pool, o options, peer string, out io.Writer) (err error) {
+// puller is one variant with what was measured.
+type puller struct {
+	pullVariant
+	*side
+	first  figures
+	orders [2]struct{ speed, ahead, prepare, copies figures }
+}
+
+// pullFrom measures one peer: in each repetition the plain copy, then by each variant
+// prompts whose blocks lie one after the other, and scattered ones.
+func pullFrom(ctx context.Context, p *pool, o options, peer string, variants []pullVariant, out io.Writer) (err error) {
 	plain, err := newPlain(p, o.device, peer)
 	if err != nil {
 		return err
@@ -211,80 +278,122 @@ func pullFrom(ctx context.Context, p *pool, o options, peer string, out io.Write
 		return err
 	}
 	defer func() { err = errors.Join(err, child.end()) }()
-	d, err := newSide(p, "d", pd.Consumer)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, d.w.Close()) }()
-	var raw, row, scattered, first figures
-	slot, r := uint32(0), newRand()
-	one := func(into *figures, from, to uint64) error {
-		if err := p.fill(ctx, func(int, int) byte { return 0 }); err != nil {
-			return err
-		}
-		params, err := child.prompt(from)
+	x := &pullRun{p: p, child: child, r: newRand()}
+	var all []*puller
+	for _, v := range variants {
+		s, err := newSide(p, "d-"+v.name, pd.Consumer, v)
 		if err != nil {
 			return err
 		}
-		slot++
-		took, err := d.pull(slot, p.kvShape, params, order(p.blocks, to))
-		if err != nil {
+		defer func() { err = errors.Join(err, s.w.Close()) }()
+		d := &puller{pullVariant: v, side: s}
+		if d.first, err = x.first(ctx, d); err != nil { // imports, connections
 			return err
 		}
-		*into = append(*into, rate(p.total(), took))
-		return p.check(ctx, params.Blocks[0], order(p.blocks, to), r)
+		all = append(all, d)
 	}
-	if err := one(&first, 0, 0); err != nil { // imports, connections
-		return err
-	}
+	var raw figures
 	for i := range uint64(o.repeat) {
 		t, err := plain.copy(ctx)
 		if err != nil {
 			return err
 		}
 		raw = append(raw, rate(p.total(), t))
-		if err := errors.Join(one(&row, 0, 0), one(&scattered, 2*i+1, 2*i+2)); err != nil {
-			return err
+		for _, d := range all {
+			if err := errors.Join(x.one(ctx, d, 0, 0, 0), x.one(ctx, d, 1, 2*i+1, 2*i+2)); err != nil {
+				return fmt.Errorf("%s: %w", d.name, err)
+			}
 		}
 	}
-	with := fmt.Sprintf("%s from %s", o.device, peer)
-	line(out, "plain copy", with, raw, nil, "GB/s")
-	line(out, "first pull", with, first, raw, "GB/s")
-	line(out, "pull of a row", with, row, raw, "GB/s")
-	line(out, "pull of scattered blocks", with, scattered, raw, "GB/s")
-	st := d.w.Transport().(interface{ Stats() transport.Stats }).Stats()
-	fmt.Fprintf(out, "# %s: %d of %d bytes past the connections\n", with, st.Fetched, st.ReadBytes)
+	line(out, "plain copy", fmt.Sprintf("%s from %s", o.device, peer), raw, nil, "GB/s")
+	for _, d := range all {
+		with := fmt.Sprintf("%s from %s by %s", o.device, peer, d.name)
+		line(out, "first pull", with, d.first, raw, "GB/s")
+		for k, name := range []string{"pull of a row", "pull of scattered blocks"} {
+			f := &d.orders[k]
+			line(out, name, with, f.speed, raw, "GB/s")
+			line(out, name+": ahead of the first copy", with, f.ahead, nil, "ms")
+			line(out, name+": preparation of copies", with, f.prepare, nil, "ms")
+			line(out, name+": first to last copy", with, f.copies, nil, "ms")
+		}
+		st := d.w.Transport().(interface{ Stats() transport.Stats }).Stats()
+		fmt.Fprintf(out, "# %s: %d of %d bytes past the connections\n", with, st.Fetched, st.ReadBytes)
+	}
+	return nil
+}
+
+// pullRun pulls from one child.
+type pullRun struct {
+	p     *pool
+	child *other
+	slot  uint32
+	r     *rand.Rand
+}
+
+// pull pulls one prompt whose blocks lie in the orders of the two seeds.
+func (x *pullRun) pull(ctx context.Context, d *puller, from, to uint64) (begin time.Time, took time.Duration, err error) {
+	if err := x.p.fill(ctx, func(int, int) byte { return 0 }); err != nil {
+		return begin, 0, err
+	}
+	params, err := x.child.prompt(from)
+	if err != nil {
+		return begin, 0, err
+	}
+	x.slot++
+	if begin, took, err = d.pull(x.slot, x.p.kvShape, params, order(x.p.blocks, to)); err != nil {
+		return begin, 0, err
+	}
+	return begin, took, x.p.check(ctx, params.Blocks[0], order(x.p.blocks, to), x.r)
+}
+
+func (x *pullRun) first(ctx context.Context, d *puller) (figures, error) {
+	begin, took, err := x.pull(ctx, d, 0, 0)
+	d.near.took(begin)
+	return figures{rate(x.p.total(), took)}, err
+}
+
+func (x *pullRun) one(ctx context.Context, d *puller, k int, from, to uint64) error {
+	ready := d.near.Prepared()
+	begin, took, err := x.pull(ctx, d, from, to)
+	if err != nil {
+		return err
+	}
+	f := &d.orders[k]
+	ahead, copies := d.near.took(begin)
+	f.speed = append(f.speed, rate(x.p.total(), took))
+	f.ahead, f.copies = append(f.ahead, milliseconds(ahead)), append(f.copies, milliseconds(copies))
+	f.prepare = append(f.prepare, milliseconds(d.near.Prepared()-ready))
 	return nil
 }
 
 func newRand() *rand.Rand { return rand.New(rand.NewPCG(1, 2)) }
 
-// pull loads a prompt and returns how long it took.
-func (d *side) pull(slot uint32, s kvShape, params *pd.Params, to []kvcache.BlockID) (time.Duration, error) {
+// pull loads a prompt and returns when it began and how long it took.
+func (d *side) pull(slot uint32, s kvShape, params *pd.Params, to []kvcache.BlockID) (begin time.Time, took time.Duration, err error) {
 	n := s.blocks * s.block
 	r := &connector.Request{
 		ID: connector.NewRequestID(slot, 1), Name: "d", Tokens: make([]kvcache.Token, n), Prompt: n, Params: params, Route: connector.RemotePrefill,
 	}
 	d.s.Added(r)
 	if err := d.w.Submit(d.s.Ops(uint64(2*slot), nil)...); err != nil {
-		return 0, err
+		return begin, 0, err
 	}
 	d.s.Allocated(r, connector.Tables{to}, 0, n)
 	ops := d.s.Ops(uint64(2*slot+1), nil)
-	begin := time.Now()
+	begin = time.Now()
 	if err := d.w.Submit(ops...); err != nil {
-		return 0, err
+		return begin, 0, err
 	}
 	for {
 		ev := <-d.w.Events()
-		took := time.Since(begin)
+		took = time.Since(begin)
 		d.s.Completed(ev)
 		switch ev.Kind {
 		case connector.Failed:
-			return 0, ev.Err
+			return begin, 0, ev.Err
 		case connector.Received:
 			d.s.Finished(r, nil, connector.End{})
-			return took, nil
+			return begin, took, nil
 		}
 	}
 }
