@@ -259,8 +259,9 @@ func (c *choices) validate() error {
 			errs = append(errs, within(f.name, f.v, f.lo, f.hi))
 		}
 	}
-	if need := (d.MaxModelLen + max(d.BlockSize, 1) - 1) / max(d.BlockSize, 1); d.KVBlocks > 0 && d.KVBlocks < need {
-		errs = append(errs, &SettingError{"num-kv-blocks", d.KVBlocks, fmt.Sprintf("at least %d: what one sequence of max-model-len %d takes in blocks of %d", need, d.MaxModelLen, d.BlockSize)})
+	if size := d.BlockSize; size > 0 && d.KVBlocks > 0 && d.KVBlocks < (d.MaxModelLen+size-1)/size {
+		need := (d.MaxModelLen + size - 1) / size
+		errs = append(errs, &SettingError{"num-kv-blocks", d.KVBlocks, fmt.Sprintf("at least %d: what one sequence of max-model-len %d takes in blocks of %d", need, d.MaxModelLen, size)})
 	}
 	if !(d.Watermark >= 0 && d.Watermark < 1) {
 		errs = append(errs, &SettingError{"watermark", d.Watermark, "at least 0 and below 1"})
