@@ -66,6 +66,9 @@ func (x *exchange) send(ctx context.Context, c call) (*wire.Response, error) {
 	if x.session != "" {
 		add("X-Session-Id", x.scopedSession())
 	}
+	if x.outcome.End && c.leg != route.LegPrefill {
+		add("X-Session-End", "true") // what the Decoder keeps for the session's next turn is not needed
+	}
 	if c.leg != route.LegPrefill && c.target.Ranks > 1 {
 		add("X-data-parallel-rank", strconv.Itoa(int(c.target.Rank)))
 	}

@@ -206,3 +206,28 @@ func TestClientView(t *testing.T) {
 		require.True(t, strings.HasSuffix(r.body, "data: [DONE]\n\n"))
 	}
 }
+
+// The Decoder that serves a session's last turn is told that it is the last one,
+// on whichever route, and nobody of any other turn.
+func TestTheEndOfASessionIsTold(t *testing.T) {
+	c := start(t, setup{})
+	say := func(turn int, session string, headers ...string) {
+		t.Helper()
+		require.Equal(t, 200, c.post(chatPath, turnBody(turn, ""), append(headers, "X-Session-ID", session)...).status)
+	}
+	say(1, "s")
+	say(2, "s", "X-Session-End", "false")
+	say(3, "s", "X-Session-End", "true")   // a local attempt
+	say(1, "one", "X-Session-End", "True") // by way of the Prefiller
+	say(1, "", "X-Session-End", "true")    // of no session
+	told := map[string]int{}
+	for _, b := range append(append([]*backendtest.Backend{}, c.p...), c.d...) {
+		for _, r := range b.Records() {
+			if v := r.Header.Get("X-Session-End"); v != "" {
+				require.Equal(t, "true", v)
+				told[r.Leg]++
+			}
+		}
+	}
+	require.Equal(t, map[string]int{"local": 1, "d": 1}, told)
+}

@@ -105,3 +105,23 @@ func TestTextBeyondChoice(t *testing.T) {
 		require.Contains(t, refused(t, strings.Fields(line)...), want, line)
 	}
 }
+
+// What docs/scope.md says is not here is refused, not left out in silence. What
+// requests ask for in vain stands in the engine's own tests.
+func TestWhatIsNotBuiltIsRefused(t *testing.T) {
+	for line, want := range map[string]string{
+		"--tensor-parallel-size 2":              "unknown flag: --tensor-parallel-size",
+		"--pipeline-parallel-size 2":            "unknown flag: --pipeline-parallel-size",
+		"--quantization fp8":                    "unknown flag: --quantization",
+		"--kv-cache-dtype fp8":                  "unknown flag: --kv-cache-dtype",
+		"--enable-lora":                         "unknown flag: --enable-lora",
+		"--dtype fp8":                           `unknown dtype "fp8"`,
+		"--enable-expert-parallel":              "model builtin has no experts",
+		"--model random:tiny-moe --device cuda": "has experts, whose operations only the host has",
+		`--speculative-config {"method":"eagle","num_speculative_tokens":2}`:          `method is "eagle", must be ngram`,
+		`--additional-config {"scheduler_config":{"enable_balance_scheduling":true}}`: "this engine has no such scheduler",
+		`--kv-transfer-config {"kv_connector":"NixlConnector","kv_role":"kv_both"}`:   `unknown kv_connector "NixlConnector"`,
+	} {
+		require.Contains(t, refused(t, append([]string{"serve", "--port", "0"}, strings.Fields(line)...)...), want, line)
+	}
+}

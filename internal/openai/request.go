@@ -40,6 +40,42 @@ type Sampling struct {
 	// many most likely ones at their places.
 	PromptLogprobs *int `json:"prompt_logprobs,omitempty"`
 	ReturnTokenIDs bool `json:"return_token_ids,omitempty"`
+
+	Constraints
+}
+
+// Constraints are the members that say which tokens or texts an answer may hold.
+type Constraints struct {
+	ResponseFormat    json.RawMessage `json:"response_format,omitempty"` // {"type":"text"} constrains nothing
+	StructuredOutputs json.RawMessage `json:"structured_outputs,omitempty"`
+	GuidedJSON        json.RawMessage `json:"guided_json,omitempty"`
+	GuidedRegex       json.RawMessage `json:"guided_regex,omitempty"`
+	GuidedChoice      json.RawMessage `json:"guided_choice,omitempty"`
+	GuidedGrammar     json.RawMessage `json:"guided_grammar,omitempty"`
+	AllowedTokenIDs   json.RawMessage `json:"allowed_token_ids,omitempty"`
+	BadWords          json.RawMessage `json:"bad_words,omitempty"`
+}
+
+// Given is the name of a member that constrains the answer; empty if none does.
+func (c *Constraints) Given() string {
+	var format struct {
+		Type string `json:"type"`
+	}
+	if !absent(c.ResponseFormat) && (json.Unmarshal(c.ResponseFormat, &format) != nil || format.Type != "text") {
+		return "response_format"
+	}
+	for _, m := range []struct {
+		name string
+		raw  json.RawMessage
+	}{
+		{"structured_outputs", c.StructuredOutputs}, {"guided_json", c.GuidedJSON}, {"guided_regex", c.GuidedRegex},
+		{"guided_choice", c.GuidedChoice}, {"guided_grammar", c.GuidedGrammar}, {"allowed_token_ids", c.AllowedTokenIDs}, {"bad_words", c.BadWords},
+	} {
+		if !absent(m.raw) && string(m.raw) != "[]" {
+			return m.name
+		}
+	}
+	return ""
 }
 
 // OutputLimit is the number of output tokens that the request allows:

@@ -84,6 +84,13 @@ func TestBadInput(t *testing.T) {
 		{"logit_bias of no token", "completions", `{"prompt":"a","logit_bias":{"x":1}}`, nil, 400, "logit_bias", ""},
 		{"logit_bias beyond the vocabulary", "completions", `{"prompt":"a","logit_bias":{"272":1}}`, nil, 400, "logit_bias", ""},
 		{"logit_bias out of range", "completions", `{"prompt":"a","logit_bias":{"5":101}}`, nil, 400, "logit_bias", ""},
+		{"a format that needs a grammar", "chat/completions", chat(`,"response_format":{"type":"json_object"}`), nil, 400, "response_format", ""},
+		{"a format of a wrong type", "chat/completions", chat(`,"response_format":5`), nil, 400, "response_format", ""},
+		{"structured outputs", "completions", `{"prompt":"a","structured_outputs":{"regex":"a"}}`, nil, 400, "structured_outputs", ""},
+		{"a guided answer", "completions", `{"prompt":"a","guided_json":{"type":"object"}}`, nil, 400, "guided_json", ""},
+		{"a choice of answers", "completions", `{"prompt":"a","guided_choice":["a","b"]}`, nil, 400, "guided_choice", ""},
+		{"allowed tokens", "completions", `{"prompt":"a","allowed_token_ids":[65]}`, nil, 400, "allowed_token_ids", ""},
+		{"words that must not occur", "completions", `{"prompt":"a","bad_words":["x"]}`, nil, 400, "bad_words", ""},
 		{"noise that is not enabled", "completions", `{"prompt":"a","kv_noise":true}`, nil, 400, "kv_noise", ""},
 		{"rank that does not exist", "completions", `{"prompt":"a"}`, []string{"X-data-parallel-rank", "2"}, 400, "X-data-parallel-rank", ""},
 		{"no messages", "chat/completions", `{}`, nil, 400, "messages", ""},
@@ -133,6 +140,7 @@ func TestUnknownMembersAndOddSessionsAreIgnored(t *testing.T) {
 		n.complete(m{"prompt": "hello", "conversation_id": id, "no_such_member": 1, "user": "u"})
 	}
 	n.complete(m{"prompt": "hello"}, "X-data-parallel-rank", "first")
+	n.complete(m{"prompt": "hello", "response_format": m{"type": "text"}, "bad_words": []string{}, "guided_json": nil}) // constrains nothing
 }
 
 func TestPathsAndMethods(t *testing.T) {

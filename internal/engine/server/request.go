@@ -211,6 +211,9 @@ func (s *Server) common(c *call, r *http.Request, model string, q *openai.Sampli
 	if c.sampling, e = s.sampling(q, a); e != nil {
 		return e
 	}
+	if name := q.Given(); name != "" {
+		return openai.BadRequest(name, "%s is not supported: this engine has no constrained decoding", name)
+	}
 	switch t := route.CacheHitThreshold; {
 	case t != nil && !(*t >= 0 && *t <= 1):
 		return openai.BadRequest("cache_hit_threshold", "cache_hit_threshold is %v, must be within 0 to 1", *t)
