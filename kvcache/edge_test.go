@@ -216,7 +216,7 @@ func TestMisuse(t *testing.T) {
 		"reset while in use":   {c.Reset(), ErrInUse},
 		"lease of nothing":     {leaseErr(c.Lease(empty, 1)), ErrNothingToLease},
 		"lease, closed":        {leaseErr(c.Lease(&gone, 1)), ErrClosedSeq},
-		"lease of an unknown":  {prefixErr(c.LeasePrefix(Namespace{Salt: "none"}, toks, 1)), ErrNothingToLease},
+		"lease of an unknown":  {prefixErr(leasePrefix(c, Namespace{Salt: "none"}, toks, 1)), ErrNothingToLease},
 		"uncache block 0":      {one(c.Uncache([]BlockID{0}, nil)), new(BlockError)},
 		"uncache out of range": {one(c.Uncache([]BlockID{1, 17}, nil)), new(BlockError)},
 		"nothing wanted":       {one(c.Allocate(empty, &Alloc{})), new(RangeError)},

@@ -115,18 +115,6 @@ func (c *Cache) Lease(s *Seq, deadline Time) (LeaseID, LeaseResult, error) {
 	return LeaseID{}, 0, ErrNothingToLease
 }
 
-// LeasePrefix protects the cached prefix of tokens, as Lease does for a
-// sequence, and returns its length in tokens as well.
-func (c *Cache) LeasePrefix(ns Namespace, tokens []Token, deadline Time) (LeaseID, int, LeaseResult, error) {
-	m := c.Match(ns, tokens, len(tokens))
-	if m.Tokens == 0 {
-		return LeaseID{}, 0, 0, ErrNothingToLease
-	}
-	off := m.Tokens/c.bs - 1 - int(c.t.at(m.node).depth)
-	id, r, err := c.grant(m.node, off, deadline)
-	return id, m.Tokens, r, err
-}
-
 // Renew moves the deadline of a lease.
 func (c *Cache) Renew(id LeaseID, deadline Time) error {
 	if !c.leased(id) {
@@ -173,12 +161,6 @@ func (c *Cache) ExpireLeases(now Time) int {
 	c.expireRuns(now)
 	c.check()
 	return n
-}
-
-// NextLeaseDeadline returns the earliest deadline of a lease.
-func (c *Cache) NextLeaseDeadline() (Time, bool) {
-	d, ok := c.due.Min()
-	return d.deadline, ok
 }
 
 // LeaseTokens returns the number of tokens that a lease protects now, and 0 when it has ended.

@@ -286,7 +286,7 @@ func (r *script) run(t *testing.T, d *datadriven.TestData) {
 		}
 		done(err)
 	case "lease-prefix":
-		id, tokens, result, err := r.c.LeasePrefix(ns, toks, deadline)
+		id, tokens, result, err := leasePrefix(r.c, ns, toks, deadline)
 		say("%s for %d tokens", result, tokens)
 		r.leases[first] = id
 		done(err)

@@ -324,16 +324,6 @@ func (r *Router) Started(name string, start float64) {
 	}
 }
 
-// Restarted notes that a whole Decoder began a new life.
-func (r *Router) Restarted(name string) {
-	if d, ok := r.decoderOf[name]; ok {
-		for i := range d.ranks {
-			d.ranks[i].restart()
-			d.ranks[i].engine = ""
-		}
-	}
-}
-
 func (k *rank) restart() {
 	k.generation++
 	k.suspect, k.blocked, k.cold = false, false, nil

@@ -36,10 +36,10 @@ func (p Placement) holds(k *rank) int64 {
 	return k.resident
 }
 
-// PrefillScore is the estimated cost in milliseconds of a prompt of so many
+// prefillScore is the estimated cost in milliseconds of a prompt of so many
 // body bytes: a quarter token per byte at the slope and offset that the
 // example proxies of vllm-ascend use.
-func PrefillScore(bytes int) float64 { return float64(bytes)/4*0.0345 + 120.0745 }
+func prefillScore(bytes int) float64 { return float64(bytes)/4*0.0345 + 120.0745 }
 
 // kvShare is the weight of KV that waits to be pulled against a prompt being
 // computed, as the example proxies weigh it.
@@ -191,10 +191,10 @@ func (r *Router) choosePrefiller(now time.Time, t *Turn) *prefiller {
 			if p.draining || slices.Contains(t.excluded, p.serial) || (!ignoreBreaker && !p.breaker.allows(now)) {
 				continue
 			}
-			cost := p.running + kvShare*p.kv + PrefillScore(r.toCompute(p, t))
+			cost := p.running + kvShare*p.kv + prefillScore(r.toCompute(p, t))
 			if l := p.external; !l.At.IsZero() && now.Sub(l.At) < r.cfg.LoadMaxAge {
 				if foreign := l.Waiting + l.Running - p.inFlight; foreign > 0 {
-					cost += float64(foreign) * PrefillScore(int(r.meanBytes))
+					cost += float64(foreign) * prefillScore(int(r.meanBytes))
 				}
 			}
 			if best == nil || cost < bestCost || (cost == bestCost && p.assigned < best.assigned) {

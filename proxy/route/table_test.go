@@ -142,9 +142,6 @@ func TestGenerations(t *testing.T) {
 	r.Unreachable(target.Decoder)
 	r.Observe(target.Decoder, 0, "")
 	require.Equal(t, ReasonOwnerRestarted, decide().Reason)
-	bind(t, r, at(6), "s")
-	r.Restarted(target.Decoder)
-	require.Equal(t, ReasonOwnerRestarted, decide().Reason)
 }
 
 // The signs of a new life have an order: the engine's own name, then the start

@@ -121,7 +121,7 @@ func (r *Router) Prefiller(now time.Time, t *Turn) (name string, ok bool) {
 	if p == nil {
 		return "", false
 	}
-	t.onPrefill, t.score, t.running, t.lastP = p, PrefillScore(t.Bytes), true, p.serial
+	t.onPrefill, t.score, t.running, t.lastP = p, prefillScore(t.Bytes), true, p.serial
 	t.began, t.compute = now, r.toCompute(p, t)
 	p.speed.entered(t.compute)
 	p.inFlight++
