@@ -43,10 +43,10 @@ func (w *Worker) context(t *task) (context.Context, context.CancelFunc) {
 // batch collects copies, by group.
 type batch []Copies
 
-func (w *Worker) newBatch() batch {
+func (w *Worker) newBatch(urgent bool) batch {
 	b := make(batch, len(w.parts))
 	for g := range b {
-		b[g] = Copies{Parts: w.parts[g], SlotBytes: w.size}
+		b[g] = Copies{Parts: w.parts[g], SlotBytes: w.size, Urgent: urgent}
 	}
 	return b
 }
@@ -79,7 +79,7 @@ func (w *Worker) save(t *task) {
 	begin := time.Now()
 	ctx, cancel := w.context(t)
 	defer cancel()
-	b := w.newBatch()
+	b := w.newBatch(t.what.kind == jobSave) // of a preemption: within Submit
 	var bytes int64
 	for _, it := range t.what.items {
 		b.add(it.group, it.block, int(it.slot))
@@ -137,7 +137,7 @@ func (w *Worker) load(t *task, thread int) {
 			o.missErr = err
 		}
 	}
-	b := w.newBatch()
+	b := w.newBatch(false)
 	stage, staged := w.cfg.Slots+thread*staging, 0
 	flush := func() {
 		if o.copyErr == nil {

@@ -76,6 +76,8 @@ type lane struct {
 	halves [2]half
 
 	mu        sync.Mutex
+	cond      *sync.Cond
+	urgent    int // calls that the others wait for between two fillings
 	turn      int
 	cmd       ascendrt.Commands
 	areas     []ascendrt.BlockRegion
@@ -113,6 +115,7 @@ func NewDeviceMoverWith(dev ascendrt.Device, regions []ascendrt.Buffer, o Device
 	for i, role := range []string{"offload save", "offload load"} {
 		l := &m.lanes[i]
 		l.load = i == 1
+		l.cond = sync.NewCond(&l.mu)
 		for k := range l.halves {
 			h := &l.halves[k]
 			var err error
@@ -149,9 +152,14 @@ func (m *DeviceMover) Load(ctx context.Context, c Copies) error {
 	return m.copy(ctx, &m.lanes[1], c)
 }
 
-// copy submits filling by filling, at most two ahead of the device: another call gets
-// its turn between two of them. It waits until the device has done what was submitted,
-// also when ctx ends before or not all could be: a copy cannot be taken back.
+// ahead is how many fillings a call submits before it waits for the first of them. To
+// notice an end takes longer than one filling takes to cross.
+const ahead = 4
+
+// copy submits filling by filling, a few ahead of the device: another call gets its
+// turn between two of them, and an urgent one all turns. It waits until the device has
+// done what was submitted, also when ctx ends before or not all could be: a copy cannot
+// be taken back.
 func (m *DeviceMover) copy(ctx context.Context, l *lane, c Copies) error {
 	bytes := c.bytes()
 	if len(c.Blocks) != len(c.Slots) {
@@ -165,7 +173,11 @@ func (m *DeviceMover) copy(ctx context.Context, l *lane, c Copies) error {
 			return fmt.Errorf("offload: region %d of %d", p.Region, len(m.regions))
 		}
 	}
-	var points [2]ascendrt.Point // of the last two fillings
+	if c.Urgent {
+		l.hurry(1)
+		defer l.hurry(-1)
+	}
+	var points [ahead]ascendrt.Point // of the last fillings
 	var err error
 	n := max(1, m.how.Stage/bytes)
 	for first := 0; first < len(c.Blocks) && err == nil; first += n {
@@ -178,12 +190,21 @@ func (m *DeviceMover) copy(ctx context.Context, l *lane, c Copies) error {
 		}
 		var p ascendrt.Point
 		p, err = m.submit(l, c.sub(first, min(first+n, len(c.Blocks))), bytes)
-		points[0], points[1] = points[1], p
+		copy(points[:], points[1:])
+		points[ahead-1] = p
 	}
 	for _, p := range points {
 		err = errors.Join(err, p.Wait(context.WithoutCancel(ctx)))
 	}
 	return err
+}
+
+// hurry counts urgent calls.
+func (l *lane) hurry(n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.urgent += n
+	l.cond.Broadcast()
 }
 
 // Prepared is how long copies were prepared and submitted so far, in both directions.
@@ -193,6 +214,9 @@ func (m *DeviceMover) Prepared() time.Duration { return time.Duration(m.prepared
 func (m *DeviceMover) submit(l *lane, c Copies, bytes int) (ascendrt.Point, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	for l.urgent > 0 && !c.Urgent {
+		l.cond.Wait()
+	}
 	begin := time.Now()
 	defer func() { m.prepared.Add(int64(time.Since(begin))) }()
 	h := &l.halves[l.turn]

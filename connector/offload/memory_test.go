@@ -1,6 +1,8 @@
 package offload
 
 import (
+	"context"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -45,4 +47,45 @@ func TestFullDisk(t *testing.T) {
 	_, err = again.get(key(2), got)
 	require.NoError(t, err)
 	require.Equal(t, data[1], got)
+}
+
+// urgency records what was urgent.
+type urgency struct {
+	memoryMover
+	mu           sync.Mutex
+	saves, loads []bool
+}
+
+func (u *urgency) Save(ctx context.Context, c Copies) error {
+	u.mu.Lock()
+	u.saves = append(u.saves, c.Urgent)
+	u.mu.Unlock()
+	return u.memoryMover.Save(ctx, c)
+}
+
+func (u *urgency) Load(ctx context.Context, c Copies) error {
+	u.mu.Lock()
+	u.loads = append(u.loads, c.Urgent)
+	u.mu.Unlock()
+	return u.memoryMover.Load(ctx, c)
+}
+
+// The step waits for the save of a preemption, and for nothing else.
+func TestPreemptionsAreUrgent(t *testing.T) {
+	u := &urgency{}
+	e := newEngine(t, 8, func(c *Config, w *WorkerConfig) { w.Mover, c.Sharing = u, Turns })
+	u.regions = e.regions
+	e.s.Finished(request(1, tokens(50, 8), 8), table(4, 2), connector.End{Reason: connector.EndStop, Computed: 8})
+	e.flush()
+	require.Equal(t, connector.Saved, e.next().Kind)
+	require.Equal(t, connector.Sent, e.next().Kind)
+	r := request(2, tokens(0, 8), 8)
+	require.True(t, e.s.Preempting(r, table(1, 2), 8))
+	e.flush()
+	require.Equal(t, connector.Saved, e.next().Kind)
+	e.s.Allocated(r, table(8, 2), 0, 8)
+	e.flush()
+	require.Equal(t, connector.Received, e.next().Kind)
+	require.Equal(t, []bool{false, true}, u.saves)
+	require.Equal(t, []bool{false}, u.loads)
 }

@@ -14,6 +14,7 @@ type Copies struct {
 	Parts         []Part
 	SlotBytes     int64   // from one slot of the tier to the next
 	Blocks, Slots []int32 // pair by pair; none twice on the side that is written
+	Urgent        bool    // the engine's step waits for it
 }
 
 // Part is a region's place in a slot.

@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/sluice-serving/sluice/connector"
-	"github.com/sluice-serving/sluice/connector/transport"
-	"github.com/sluice-serving/sluice/kvcache"
 )
 
 // pushes is P's side of layer-wise push: D opens its blocks under a transfer
@@ -395,81 +393,6 @@ func (p *pushes) push(o *outgoing) error {
 	}
 	if end.Error != "" {
 		return errors.New(end.Error)
-	}
-	return nil
-}
-
-// writing is one batch of a transfer.
-type writing struct {
-	segs    [][]transport.Segment // per group
-	bytes   int64
-	upTo    []int // per region: positions that are sent then
-	round   int
-	total   int // of the transfer, when there is nothing more to write
-	missing []int
-}
-
-// next collects what is ready and not sent. more is false when there is
-// nothing.
-func (p *pushes) next(o *outgoing) (writing, bool, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	w := writing{segs: make([][]transport.Segment, len(o.offer.Blocks)), upTo: make([]int, len(o.sent)), round: o.round}
-	if o.err != nil {
-		return w, false, o.err
-	}
-	bs := p.w.id.BlockSize
-	for i, r := range p.w.id.Regions {
-		theirs := o.offer.Blocks[r.Group]
-		w.upTo[i] = o.sent[i]
-		whole := o.ready[i] / bs
-		if o.total > 0 {
-			whole = ceilDiv(o.total, bs)
-		}
-		for pos := o.sent[i]; pos < min(whole, o.offer.From+len(theirs)); pos++ {
-			w.upTo[i] = pos + 1
-			to := theirs[pos-o.offer.From]
-			if to == kvcache.NullBlock {
-				continue
-			}
-			from := kvcache.NullBlock
-			if r.Group < len(o.table) && pos < len(o.table[r.Group]) {
-				from = o.table[r.Group][pos]
-			}
-			if from == kvcache.NullBlock {
-				o.missing[pos] = true
-				continue
-			}
-			size := int64(r.BlockBytes)
-			w.bytes += size
-			w.segs[r.Group] = append(w.segs[r.Group], transport.Segment{
-				Local: r.Memory.Region, Remote: o.theirs.Regions[i].Memory.Region, LocalOffset: int64(from) * size, RemoteOffset: int64(to) * size, Length: size,
-			})
-		}
-	}
-	if w.bytes > 0 {
-		return w, true, nil
-	}
-	copy(o.sent, w.upTo)
-	w.total = o.total
-	for pos := range o.missing {
-		w.missing = append(w.missing, pos)
-	}
-	return w, false, nil
-}
-
-// write sends one batch.
-func (p *pushes) write(ctx context.Context, tp transport.Peer, o *outgoing, w writing) error {
-	for g, segs := range w.segs {
-		if err := tp.Write(ctx, o.offer.Open[g], segs); err != nil {
-			return err
-		}
-	}
-	p.w.counters.pushedBytes.Add(uint64(w.bytes))
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if o.round == w.round {
-		copy(o.sent, w.upTo)
 	}
 	return nil
 }
