@@ -28,8 +28,10 @@ import (
 
 // childEnv turns the test binary into a prefiller: its value is "<engine id>
 // <port> <transport>". It answers lines "<slot> <tokens> <first block>" with the
-// parameters of a finished prompt, "stats" with its counters, "overwrite" once
-// all its KV is another, and "quit" when it has closed.
+// parameters of a finished prompt, "turn" and the same with those of a turn that it
+// keeps, "stats" with its counters, "overwrite" once all its KV is another, and "quit"
+// when it has closed. Behind "device <backend>" come "owner" for one that keeps turns
+// and "short" for short leases.
 const childEnv = "SLUICE_PD_TEST_CHILD"
 
 // fatal is a TestingT for the child.
@@ -50,9 +52,15 @@ func child() {
 	var e *engine
 	if d, ok := strings.CutPrefix(over, "device "); ok {
 		d, short := strings.CutSuffix(d, " short")
-		e = startOnDevice(fatal{}, d, id, Producer, 1, nil, listen, func(w *WorkerConfig, s *SchedulerConfig, _ *connector.Layout) {
+		d, owner := strings.CutSuffix(d, " owner")
+		role := Producer
+		if owner {
+			role = Consumer
+		}
+		e = startOnDevice(fatal{}, d, id, role, 1, nil, listen, func(w *WorkerConfig, s *SchedulerConfig, _ *connector.Layout) {
+			s.Reverse.Enable = owner
 			if short {
-				w.Lease, w.MaxHold = 300*time.Millisecond, 600*time.Millisecond
+				w.Lease, w.MaxHold, s.Reverse.Keep = 300*time.Millisecond, 600*time.Millisecond, 600*time.Millisecond
 			}
 		})
 	} else {
@@ -81,6 +89,10 @@ func child() {
 		}
 		var slot uint32
 		var n, first int
+		if _, err := fmt.Sscanf(in.Text(), "turn %d %d %d", &slot, &n, &first); err == nil {
+			json.NewEncoder(os.Stdout).Encode(e.turn(slot, fmt.Sprint("s", slot), n, first).Params)
+			continue
+		}
 		fmt.Sscan(in.Text(), &slot, &n, &first)
 		json.NewEncoder(os.Stdout).Encode(e.prefill(slot, n, first))
 	}
@@ -146,6 +158,15 @@ func (p *process) prefill(slot uint32, n, first int) *Params {
 	var params Params
 	p.ask(fmt.Sprintf("%d %d %d", slot, n, first), &params)
 	return &params
+}
+
+// turn ends a turn of n tokens, whose KV is in blocks from first on.
+func (p *process) turn(slot uint32, n, first int) *Params {
+	var raw json.RawMessage
+	p.ask(fmt.Sprintf("turn %d %d %d", slot, n, first), &raw)
+	params, err := ParseParams(raw)
+	require.NoError(p.t, err, "%s", raw)
+	return params
 }
 
 func (p *process) stats() (s WorkerStats) {
