@@ -294,10 +294,15 @@ func answered(a *attempts, streams []*Stream) {
 }
 
 // lose loses the device of a rank, waits until the engine has ended and looks
-// whether it says why.
+// whether it says why. Only steps tell of a device: one comes, should what ran
+// before have ended by now.
 func lose(a *attempts, rank int) {
 	a.devices[rank].(interface{ Lose(string) }).Lose("pulled out")
-	err := a.e.Wait()
+	_, err := a.e.Submit(context.Background(), Request{ID: "late", TraceID: "late", Prompt: ids(5, 20), MaxTokens: 3, IgnoreEOS: true})
+	if err != nil {
+		require.ErrorIs(a, err, ErrClosed)
+	}
+	err = a.e.Wait()
 	require.ErrorIs(a, err, ascendrt.ErrDeviceLost, "the process must be restarted")
 	require.ErrorContains(a, err, "pulled out")
 	require.ErrorIs(a, a.e.Err(), ErrClosed)
