@@ -220,8 +220,9 @@ func (s *Static) fill(img *image, t ascendrt.Tensor, values []int32, n int, pad 
 	}
 }
 
-// wholeCopy is the most bytes in front of the tables that are copied as one
-// block: more copies cost more than the bytes behind the used ones.
+// wholeCopy is the most bytes that are copied as one block: more copies cost more
+// than the bytes that nobody reads. The tables stand last, so that those of the
+// step's rows may be in it.
 const wholeCopy = 128 << 10
 
 // Upload appends the copies of the staged step to the device.
@@ -230,8 +231,13 @@ func (g Staged) Upload(c *ascendrt.Commands) {
 	part := func(t ascendrt.Tensor, n int) {
 		c.Copy(t.View.Slice(0, 4*n), g.img.buf.Slice(4*s.offset(t), 4*n))
 	}
+	head := 4 * s.offset(s.Table)
+	if all := head + 4*g.r*s.c.TableWidth; all <= wholeCopy {
+		c.Copy(s.buf.Slice(0, all), g.img.buf.Slice(0, all))
+		return
+	}
 	part(s.Table, g.r*s.c.TableWidth)
-	if head := 4 * s.offset(s.Table); head <= wholeCopy {
+	if head <= wholeCopy {
 		c.Copy(s.buf.Slice(0, head), g.img.buf.Slice(0, head))
 		return
 	}

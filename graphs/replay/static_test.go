@@ -142,20 +142,27 @@ func TestPaddingValues(t *testing.T) {
 	}
 }
 
-// Many tokens are copied array by array, few as one block: the device sees the
-// same.
+// Many tokens are copied array by array, few as one block, with their tables where
+// these are short: the device sees the same.
 func TestUploadsAgree(t *testing.T) {
 	var want [][]int32
-	for _, tokens := range []int{64, wholeCopy} {
-		s, dev, stream := newTestStatic(t, StaticConfig{MaxTokens: tokens, MaxReqs: 8, TableWidth: 3})
+	for _, x := range []struct{ tokens, width, copies int }{{64, 3, 1}, {64, wholeCopy / 32, 2}, {wholeCopy, 3, 9}} {
+		s, dev, stream := newTestStatic(t, StaticConfig{MaxTokens: x.tokens, MaxReqs: 8, TableWidth: x.width})
 		g, err := s.Stage(fullBatch(5), graphs.Decision{Mode: graphs.Full, Tokens: 5, Reqs: 5, PaddedTokens: 8, PaddedReqs: 8})
 		require.NoError(t, err)
+		var c ascendrt.Commands
+		g.Upload(&c)
+		require.Equal(t, x.copies, c.Len())
 		send(t, stream, g)
 		var got [][]int32
 		for _, x := range []ascendrt.Tensor{s.IDs, s.Positions, s.Slots, s.StateOut, s.Rows, s.StateIn, s.Lens} {
 			got = append(got, on(t, dev, stream, x, 8))
 		}
-		got = append(got, on(t, dev, stream, s.Starts, 9), on(t, dev, stream, s.Table, 24))
+		got = append(got, on(t, dev, stream, s.Starts, 9))
+		for r := range 8 {
+			row := ascendrt.NewTensor(s.Table.View.Slice(4*r*x.width, 12), ascendrt.Int32, 3)
+			got = append(got, on(t, dev, stream, row, 3))
+		}
 		if want == nil {
 			want = got
 		}

@@ -101,6 +101,9 @@ func (e *Executor) choose(ctx context.Context, o *output) error {
 
 // chooseAll makes the choices of a step that has run, several at a time.
 func (e *Executor) chooseAll(o *output) {
+	if len(o.choices) == 0 {
+		return
+	}
 	e.inParallel(len(o.choices), func(i int, scratch []float32) { e.chooseRow(o, o.choices[i], scratch) })
 }
 
@@ -121,9 +124,7 @@ func (e *Executor) inParallel(n int, f func(i int, scratch []float32)) {
 	for w := 1; w < workers; w++ {
 		wg.Go(func() { work(w) })
 	}
-	if workers > 0 {
-		work(0)
-	}
+	work(0)
 	wg.Wait()
 }
 

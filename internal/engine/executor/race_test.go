@@ -7,3 +7,5 @@ var stepSizes = []int{64}
 
 // byteSeeds is the number of random workloads that are compared byte by byte.
 const byteSeeds = 1
+
+const raceEnabled = true
