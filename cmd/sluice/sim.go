@@ -33,7 +33,8 @@ type simFlags struct {
 	faults                                             []string
 	blocks                                             int
 
-	played int // requests that the run simulated
+	read   map[string]*sim.Steps // of the cost model, by the model that runs
+	played int                   // requests that the run simulated
 }
 
 func newSimCmd() *cobra.Command {

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 
 	"github.com/sluice-serving/sluice/internal/bench/points"
 	"github.com/sluice-serving/sluice/internal/sim"
@@ -41,11 +43,21 @@ func (f *simFlags) predict(out io.Writer) error {
 			return err
 		}
 	}
+	for _, model := range slices.Sorted(maps.Keys(f.read)) {
+		for _, text := range f.read[model].Beyond() {
+			if _, err := fmt.Fprintf(out, "beyond the measured steps, by the line through the last two: %s\n", text); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }
 
 // steps reads one model's from the cost model.
 func (f *simFlags) steps(model string) (*sim.Steps, error) {
+	if s := f.read[model]; s != nil {
+		return s, nil
+	}
 	file, err := os.Open(f.cost)
 	if err != nil {
 		return nil, err
@@ -54,5 +66,9 @@ func (f *simFlags) steps(model string) (*sim.Steps, error) {
 	if err := errors.Join(err, file.Close()); err != nil {
 		return nil, fmt.Errorf("%s: %w", f.cost, err)
 	}
+	if f.read == nil {
+		f.read = map[string]*sim.Steps{}
+	}
+	f.read[model] = s
 	return s, nil
 }

@@ -4,13 +4,21 @@
 //
 //	go run ./internal/engine/steptime --device cuda --model qwen3-0.6b
 //
+// With --grid it measures single steps of given compositions instead, which the
+// simulator takes as its cost model; a run that is cut short goes on where its
+// file ends:
+//
+//	go run ./internal/engine/steptime --grid --append steps.csv --time-limit 3m30s
+//
 // Output is CSV, one line per figure, after comment lines with the machine.
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -31,6 +39,10 @@ import (
 type options struct {
 	device, models, batches, prefills, modes string
 	context, steps, block, repeat            int
+
+	grid                                      bool
+	contexts, decodes, chunks, prefixes, file string
+	limit                                     time.Duration
 }
 
 func main() {
@@ -44,11 +56,33 @@ func main() {
 	flag.IntVar(&o.steps, "steps", 200, "decode steps of one run")
 	flag.IntVar(&o.block, "block-size", 64, "tokens per KV block")
 	flag.IntVar(&o.repeat, "repeat", 3, "runs, of which the median counts")
+	flag.BoolVar(&o.grid, "grid", false, "single steps by decodes, context, new tokens and cached prefix, for the simulator")
+	flag.StringVar(&o.contexts, "contexts", "1152,4608,256,12288", "with --grid: tokens that each decode attends to, the most valuable first; decodes beside a prompt row have the first of them")
+	flag.StringVar(&o.decodes, "decodes", "8,32,0", "with --grid: decodes beside a prompt row")
+	flag.StringVar(&o.chunks, "chunks", "1,64,256,512,1024,2048", "with --grid: new tokens of a prompt row")
+	flag.StringVar(&o.prefixes, "prefixes", "0,1024,4096,12288", "with --grid: cached tokens before them")
+	flag.StringVar(&o.file, "append", "", "with --grid: file to which steps are appended, and whose steps are not measured again")
+	flag.DurationVar(&o.limit, "time-limit", 0, "with --grid: no step begins later; 0: none")
 	flag.Parse()
-	if err := run(context.Background(), o); err != nil {
+	var err error
+	if o.grid {
+		if !given("batch") {
+			o.batches = "1,2,4,8,16,32,64,128"
+		}
+		err = runGrid(context.Background(), o, os.Stdout)
+	} else {
+		err = run(context.Background(), o)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "steptime:", err)
 		os.Exit(1)
 	}
+}
+
+// given reports whether a flag stands on the command line.
+func given(name string) (found bool) {
+	flag.Visit(func(f *flag.Flag) { found = found || f.Name == name })
+	return found
 }
 
 func run(ctx context.Context, o options) error {
@@ -60,11 +94,7 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	var backend ascendrt.Backend = cuda.Backend{}
-	if o.device == "host" {
-		backend = host.Backend{}
-	}
-	dev, err := backend.Open(0, ascendrt.OpenOptions{})
+	dev, err := open(o.device)
 	if err != nil {
 		return err
 	}
@@ -90,12 +120,78 @@ func run(ctx context.Context, o options) error {
 	return nil
 }
 
-func numbers(s string) ([]int, error) {
+func open(name string) (ascendrt.Device, error) {
+	switch name {
+	case "cuda":
+		return cuda.Backend{}.Open(0, ascendrt.OpenOptions{})
+	case "host":
+		return host.Backend{}.Open(0, ascendrt.OpenOptions{})
+	}
+	return nil, fmt.Errorf("unknown device %q: cuda or host", name)
+}
+
+// runGrid measures the grid of each model.
+func runGrid(ctx context.Context, o options, out io.Writer) (err error) {
+	g := grid{o: o}
+	if o.limit > 0 {
+		g.end = time.Now().Add(o.limit)
+	}
+	for _, x := range []struct {
+		name, text string
+		to         *[]int
+		least      int
+	}{
+		{"batch", o.batches, &g.a.batches, 1}, {"contexts", o.contexts, &g.a.contexts, 2}, {"decodes", o.decodes, &g.a.decodes, 0},
+		{"chunks", o.chunks, &g.a.chunks, 1}, {"prefixes", o.prefixes, &g.a.prefixes, 0},
+	} {
+		if *x.to, err = atLeast(x.least, x.text); err != nil {
+			return fmt.Errorf("--%s: %w", x.name, err)
+		}
+		if len(*x.to) == 0 {
+			return fmt.Errorf("--%s is empty", x.name)
+		}
+	}
+	if o.repeat < 1 || o.block < 1 {
+		return fmt.Errorf("--repeat is %d and --block-size %d, must be at least 1", o.repeat, o.block)
+	}
+	g.a.beside = g.a.contexts[0]
+	dev, err := open(o.device)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, dev.Close(ctx)) }()
+	if g.sink, err = openSink(out, o.file); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, g.sink.close()) }()
+	for _, text := range []string{
+		fmt.Sprintf("# %s, %s, block size %d, median of %d", dev.Info().Name, time.Now().UTC().Format("2006-01-02"), o.block, o.repeat),
+		"model,what,decodes,graphs,value,unit,context,chunk,prefix",
+	} {
+		if err := g.sink.line(text); err != nil {
+			return err
+		}
+	}
+	for _, name := range strings.Split(o.models, ",") {
+		shape, err := model.Shape(name)
+		if err != nil {
+			return err
+		}
+		if err := g.run(ctx, dev, shape); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func numbers(s string) ([]int, error) { return atLeast(1, s) }
+
+func atLeast(least int, s string) ([]int, error) {
 	var out []int
 	for _, f := range strings.FieldsFunc(s, func(r rune) bool { return r == ',' }) {
 		n, err := strconv.Atoi(f)
-		if err != nil || n < 1 {
-			return nil, fmt.Errorf("%q is no positive number", f)
+		if err != nil || n < least {
+			return nil, fmt.Errorf("%q is no number of at least %d", f, least)
 		}
 		out = append(out, n)
 	}
