@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-serving/sluice/graphs"
-	"github.com/sluice-serving/sluice/internal/sim"
+	"github.com/sluice-serving/sluice/scheduler"
 )
 
 func tinyGrid(file string) options {
@@ -30,8 +30,8 @@ func measured(text string) (out []string) {
 	return out
 }
 
-// Every combination is measured once; a file that has some is gone on with, and the
-// simulator takes it.
+// Every combination is measured once; a file that has some is gone on with, in the
+// form that the simulator reads.
 func TestGridOnHost(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "steps.csv")
 	var out bytes.Buffer
@@ -56,10 +56,7 @@ func TestGridOnHost(t *testing.T) {
 	raw, err = os.ReadFile(file)
 	require.NoError(t, err)
 	require.Equal(t, all, measured(string(raw)))
-
-	s, err := sim.ReadSteps(bytes.NewReader(raw), "tiny")
-	require.NoError(t, err)
-	require.Positive(t, s.Decode(graphs.Full, 2, 30))
+	require.Regexp(t, `(?m)^tiny,step,2,PIECEWISE,\d+\.\d{4},ms,40,1,33$`, string(raw), "as the simulator reads it")
 
 	o := tinyGrid(filepath.Join(t.TempDir(), "none.csv"))
 	o.limit = time.Nanosecond
@@ -87,14 +84,18 @@ func TestPlansOfTheGrid(t *testing.T) {
 		{point{chunk: 600, plain: true}, graphs.None, 0, 600},
 	} {
 		p := x.p.plan(d, 16)
-		w := sim.WorkOf(p)
-		require.Equal(t, x.mode, w.Mode, "%+v", x.p)
+		w := scheduler.WorkOf(p)
+		require.Equal(t, x.mode, p.Graph.Mode, "%+v", x.p)
 		require.Equal(t, x.decodes, w.Decodes)
 		require.Equal(t, x.prefill, w.Prefill)
 		if x.prefill > 0 {
 			require.Equal(t, float64(x.p.prefix)+float64(x.p.chunk+1)/2, w.Context/float64(w.Prefill))
 		}
-		require.EqualValues(t, x.decodes*40, w.Decoded, "each attends to 40 tokens, its own included")
+		for i := range p.Requests {
+			if p.IsDecode(i) {
+				require.EqualValues(t, 40, p.Computed[i]+p.Scheduled[i], "it attends to 40 tokens, its own included")
+			}
+		}
 		require.Len(t, p.Blocks, x.p.blocks(16))
 		seen := map[any]bool{}
 		for _, b := range p.Blocks {
