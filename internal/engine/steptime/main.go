@@ -207,6 +207,8 @@ type rig struct {
 	flight []inFlight
 	tokens []scheduler.Token
 	host   [3]time.Duration // spent in Plan, Submit and Apply
+	clock  *clock
+	limit  int // steps in flight
 }
 
 var hostParts = [3]string{"plan", "submit", "apply"}
@@ -230,7 +232,8 @@ func newRig(ctx context.Context, dev ascendrt.Device, o options, shape model.Con
 		Model: shape, Type: typ, Blocks: blocks, BlockSize: o.block, MaxSeqs: seqs, MaxTokens: tokens,
 		MaxLen: length, InFlight: stepsInFlight, Graphs: g,
 	}
-	exec, err := executor.New(ctx, dev, c, model.Random{Config: shape, Seed: 1})
+	watch := &clock{Device: dev}
+	exec, err := executor.New(ctx, watch, c, model.Random{Config: shape, Seed: 1})
 	if err != nil {
 		return nil, err
 	}
@@ -244,7 +247,7 @@ func newRig(ctx context.Context, dev ascendrt.Device, o options, shape model.Con
 	if err != nil {
 		return nil, err
 	}
-	return &rig{exec: exec, sched: sched, rng: rand.New(rand.NewPCG(1, 2)), vocab: shape.Vocab}, nil
+	return &rig{exec: exec, sched: sched, rng: rand.New(rand.NewPCG(1, 2)), vocab: shape.Vocab, clock: watch, limit: stepsInFlight}, nil
 }
 
 func (r *rig) add(prompt, output int, id string) error {
@@ -257,9 +260,9 @@ func (r *rig) add(prompt, output int, id string) error {
 }
 
 // step plans one step if there is room, and settles the oldest otherwise. It
-// reports the plan that it settled.
-func (r *rig) step(ctx context.Context) (settled int, key graphs.Mode, err error) {
-	for len(r.flight) < stepsInFlight && r.sched.HasWork() {
+// reports the rows and the graph of the plan that it settled.
+func (r *rig) step(ctx context.Context) (settled int, dec graphs.Decision, err error) {
+	for len(r.flight) < r.limit && r.sched.HasWork() {
 		t0 := time.Now()
 		p := r.sched.Plan(0)
 		if p == nil {
@@ -268,7 +271,7 @@ func (r *rig) step(ctx context.Context) (settled int, key graphs.Mode, err error
 		t1 := time.Now()
 		s, err := r.exec.Submit(ctx, p)
 		if err != nil {
-			return 0, 0, err
+			return 0, dec, err
 		}
 		r.host[0] += t1.Sub(t0)
 		r.host[1] += time.Since(t1)
@@ -278,18 +281,18 @@ func (r *rig) step(ctx context.Context) (settled int, key graphs.Mode, err error
 		}
 	}
 	if len(r.flight) == 0 {
-		return 0, 0, nil
+		return 0, dec, nil
 	}
 	f := r.flight[0]
 	r.flight = append(r.flight[:0], r.flight[1:]...)
 	if r.tokens, err = f.step.Wait(ctx, r.tokens[:0]); err != nil {
-		return 0, 0, err
+		return 0, dec, err
 	}
-	settled, key = f.plan.Rows(), f.plan.Graph.Mode
+	settled, dec = f.plan.Rows(), f.plan.Graph
 	t0 := time.Now()
 	_, err = r.sched.Apply(f.plan, scheduler.Result{Tokens: r.tokens})
 	r.host[2] += time.Since(t0)
-	return settled, key, err
+	return settled, dec, err
 }
 
 func (r *rig) drain(ctx context.Context) error {
@@ -301,7 +304,76 @@ func (r *rig) drain(ctx context.Context) error {
 	return nil
 }
 
-// decode measures steps in which every sequence has one token.
+// steady is what one run of decode steps of n sequences gave, each per step.
+type steady struct {
+	ms                   float64
+	host                 [3]float64 // µs in Plan, Submit and Apply
+	driver, middle, most float64    // µs of Submit in the stream's own
+	mode                 graphs.Mode
+}
+
+// warmSteps are decode steps before the clock runs, lastSteps those that are left
+// when it stops: sequences end there.
+const (
+	warmSteps = 8
+	lastSteps = 40
+)
+
+// decodes runs n sequences to their end and measures the steps in which all decode,
+// and the next one does.
+func (r *rig) decodes(ctx context.Context, o options, n int, name string) (out steady, err error) {
+	for i := range n {
+		if err := r.add(o.context-o.steps/2, o.steps+8, fmt.Sprintf("%s-%d", name, i)); err != nil {
+			return out, err
+		}
+	}
+	var begun time.Time
+	count, warm := 0, warmSteps
+	for r.sched.HasWork() || len(r.flight) > 0 {
+		rows, dec, err := r.step(ctx)
+		if err != nil {
+			return out, err
+		}
+		full := rows == n && dec.Tokens == int32(n) // prompts come first
+		if r.limit > 1 {
+			full = full && len(r.flight) > 0 && r.flight[0].plan.Rows() == n && r.flight[0].plan.Graph.Tokens == int32(n)
+		}
+		if !full {
+			if count > o.steps/4 {
+				break
+			}
+			count, warm = 0, warmSteps
+			continue
+		}
+		if warm > 0 {
+			if warm--; warm == 0 {
+				begun, r.host, count = time.Now(), [3]time.Duration{}, 0
+				r.clock.reset()
+			}
+			continue
+		}
+		count++
+		out.mode = dec.Mode
+		if count == o.steps-lastSteps {
+			break
+		}
+	}
+	total := time.Since(begun)
+	if count == 0 {
+		return out, fmt.Errorf("batch %d: no steady steps", n)
+	}
+	out.ms = total.Seconds() * 1e3 / float64(count)
+	for i, d := range r.host {
+		out.host[i] = d.Seconds() * 1e6 / float64(count)
+	}
+	out.driver, out.middle, out.most = r.clock.driver()
+	return out, r.drain(ctx)
+}
+
+// decode measures steps in which every sequence has one token: with two in flight, as
+// a server runs them, and for the host's side once more with one, where the device has
+// nothing to do when a step is submitted. What a driver waits for with a step on the
+// device shows between the two.
 func decode(ctx context.Context, dev ascendrt.Device, o options, shape model.Config, name string, batches []int) error {
 	modes := map[string]graphs.ModeConfig{"FULL": graphs.ModeFullDecodeOnly, "PIECEWISE": graphs.ModePiecewise, "NONE": graphs.ModeNone}
 	mode, ok := modes[name]
@@ -318,64 +390,39 @@ func decode(ctx context.Context, dev ascendrt.Device, o options, shape model.Con
 	defer r.exec.Close()
 	fmt.Printf("%s,start,%d,%s,%.2f,s\n", shape.Name, r.exec.Graphs(), name, time.Since(t0).Seconds())
 	for _, n := range batches {
-		var ms, host []float64
-		var parts [3][]float64
-		seen := graphs.Mode(0)
+		var runs []steady
 		for run := range o.repeat {
-			for i := range n {
-				if err := r.add(o.context-o.steps/2, o.steps+8, fmt.Sprintf("%d-%d-%d", n, run, i)); err != nil {
-					return err
-				}
-			}
-			// Prompts first: the clock runs over steps that settle n decodes.
-			var begun time.Time
-			count := 0
-			warm := 8
-			for r.sched.HasWork() || len(r.flight) > 0 {
-				rows, key, err := r.step(ctx)
-				if err != nil {
-					return err
-				}
-				if rows != n || len(r.flight) == 0 || r.flight[0].plan.Rows() != n || r.flight[0].plan.Graph.Tokens != int32(n) {
-					if count > o.steps/4 {
-						break
-					}
-					count, warm = 0, 8
-					continue
-				}
-				if warm > 0 {
-					if warm--; warm == 0 {
-						begun, r.host, count = time.Now(), [3]time.Duration{}, 0
-					}
-					continue
-				}
-				count++
-				seen = key
-				if count == o.steps-40 {
-					break
-				}
-			}
-			total := time.Since(begun)
-			if count == 0 {
-				return fmt.Errorf("batch %d: no steady steps", n)
-			}
-			ms = append(ms, total.Seconds()*1e3/float64(count))
-			all := 0.0
-			for i, d := range r.host {
-				us := d.Seconds() * 1e6 / float64(count)
-				parts[i] = append(parts[i], us)
-				all += us
-			}
-			host = append(host, all)
-			if err := r.drain(ctx); err != nil {
+			s, err := r.decodes(ctx, o, n, fmt.Sprintf("%d-%d", n, run))
+			if err != nil {
 				return err
 			}
+			runs = append(runs, s)
 		}
-		fmt.Printf("%s,decode,%d,%s,%.4f,ms\n", shape.Name, n, seen, median(ms))
-		fmt.Printf("%s,host,%d,%s,%.2f,us\n", shape.Name, n, seen, median(host))
+		r.limit = 1
+		idle, err := r.decodes(ctx, o, n, fmt.Sprintf("%d-idle", n))
+		r.limit = stepsInFlight
+		if err != nil {
+			return err
+		}
+		line := func(what, unit string, digits int, of func(steady) float64) {
+			var v []float64
+			for _, s := range runs {
+				v = append(v, of(s))
+			}
+			fmt.Printf("%s,%s,%d,%s,%.*f,%s\n", shape.Name, what, n, runs[0].mode, digits, median(v), unit)
+		}
+		line("decode", "ms", 4, func(s steady) float64 { return s.ms })
+		line("host", "us", 2, func(s steady) float64 { return s.host[0] + s.host[1] + s.host[2] })
 		for i, name := range hostParts {
-			fmt.Printf("%s,host-%s,%d,%s,%.2f,us\n", shape.Name, name, n, seen, median(parts[i]))
+			line("host-"+name, "us", 2, func(s steady) float64 { return s.host[i] })
 		}
+		line("host-driver", "us", 2, func(s steady) float64 { return s.driver })
+		line("host-driver-median", "us", 2, func(s steady) float64 { return s.middle })
+		line("host-driver-most", "us", 2, func(s steady) float64 { return s.most })
+		runs = []steady{idle}
+		line("host-submit-idle", "us", 2, func(s steady) float64 { return s.host[1] })
+		line("host-driver-idle", "us", 2, func(s steady) float64 { return s.driver })
+		line("host-driver-idle-median", "us", 2, func(s steady) float64 { return s.middle })
 	}
 	return nil
 }
