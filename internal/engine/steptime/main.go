@@ -51,7 +51,7 @@ func main() {
 	flag.StringVar(&o.models, "model", "qwen3-0.6b", "shapes, separated by commas")
 	flag.StringVar(&o.batches, "batch", "1,8,32,128", "sequences of a decode step")
 	flag.StringVar(&o.prefills, "prefill", "1024,4096,12288", "tokens of a prompt; empty for none")
-	flag.StringVar(&o.modes, "modes", "FULL,PIECEWISE,NONE", "kinds of graphs")
+	flag.StringVar(&o.modes, "modes", "FULL,PIECEWISE,NONE", "kinds of graphs; empty for no decodes")
 	flag.IntVar(&o.context, "context", 1024, "tokens in the cache of each sequence at the first decode step")
 	flag.IntVar(&o.steps, "steps", 200, "decode steps of one run")
 	flag.IntVar(&o.block, "block-size", 64, "tokens per KV block")
@@ -106,7 +106,7 @@ func run(ctx context.Context, o options) error {
 		if err != nil {
 			return err
 		}
-		for _, mode := range strings.Split(o.modes, ",") {
+		for _, mode := range strings.FieldsFunc(o.modes, func(r rune) bool { return r == ',' }) {
 			if err := decode(ctx, dev, o, shape, mode, batches); err != nil {
 				return fmt.Errorf("%s, %s: %w", name, mode, err)
 			}
