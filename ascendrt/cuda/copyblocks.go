@@ -155,19 +155,12 @@ func (t *translator) blockRuns(b *blockCopy) {
 // table gives words of pinned memory for what a kernel of this submission reads.
 func (t *translator) table(n int) ([]uint64, bool) {
 	t.d.lists.settle(t.d)
-	host, err := t.d.pinned.Get(8 * n)
+	l, err := t.d.lists.take(t.d, 8*n)
 	if err != nil {
 		return nil, false // the engine needs none
 	}
-	l := usedList{host: host}
-	if !t.d.lists.pinned {
-		if l.device, err = t.d.device.Get(8 * n); err != nil {
-			t.d.pinned.Put(host)
-			return nil, false
-		}
-	}
 	t.lists = append(t.lists, l)
-	return unsafe.Slice((*uint64)(pointer(host.Addr)), n), true
+	return unsafe.Slice((*uint64)(pointer(l.host.Addr)), n), true
 }
 
 // send puts the latest table into device memory, once it is filled, and gives its

@@ -280,6 +280,55 @@ func TestCopyBlocksAllocations(t *testing.T) {
 	require.Less(t, all-submits(), 16.0, "%v for all blocks", all)
 }
 
+// Lists are kept and used again, the smallest that is large enough, up to a bound:
+// taking memory from the driver waits for the device.
+func TestListsAreKept(t *testing.T) {
+	b := newBlockBench(t, false)
+	b.d.wantLists()
+	l := &b.d.lists
+	const small, large = 3000, 100_000
+	take := func(n int) usedList {
+		u, err := l.take(b.d, n)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, u.host.Len, n)
+		require.GreaterOrEqual(t, u.device.Len, n)
+		return u
+	}
+	end := func(u usedList) { // as of a submission whose kernel has run
+		l.inUse = append(l.inUse, u)
+		l.settle(b.d)
+	}
+	x, y := take(large), take(small)
+	require.NotEqual(t, x.host.Addr, y.host.Addr)
+	end(x)
+	end(y)
+	require.Equal(t, x.host.Len+y.host.Len, l.kept)
+	for range 3 {
+		u := take(small)
+		require.Equal(t, y, u)
+		v := take(small + 1)
+		require.Equal(t, x, v, "the other one is large enough")
+		end(u)
+		end(v)
+	}
+	require.Len(t, l.free, 2)
+	var many []usedList
+	for range 2 * listsKept / (128 << 10) {
+		many = append(many, take(large))
+	}
+	for _, u := range many {
+		end(u)
+	}
+	require.LessOrEqual(t, l.kept, listsKept)
+	require.Empty(t, l.inUse)
+	sum := 0
+	for _, u := range l.free {
+		sum += u.host.Len
+	}
+	require.Equal(t, l.kept, sum)
+	b.run(&ascendrt.BlockCopy{Regions: b.regions(4, 16, 4096, 4096, 4096, 0), Dst: identity(16), Src: b.permutation(16)})
+}
+
 // Lists may be left in pinned memory, so that both can be compared.
 func TestPinnedLists(t *testing.T) {
 	t.Setenv(pinnedLists, "1")

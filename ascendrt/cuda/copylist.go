@@ -4,7 +4,9 @@ package cuda
 
 import (
 	_ "embed"
+	mathbits "math/bits"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -43,6 +45,8 @@ type copyLists struct {
 
 	mu    sync.Mutex
 	inUse []usedList
+	free  []usedList // ready for the next ones
+	kept  int        // bytes of those in free
 }
 
 type usedList struct {
@@ -65,13 +69,61 @@ func (l *copyLists) settle(d *device) {
 	keep := l.inUse[:0]
 	for _, u := range l.inUse {
 		if u.until.Done() {
-			u.giveBack(d)
+			l.keep(d, u)
 		} else {
 			keep = append(keep, u)
 		}
 	}
 	clear(l.inUse[len(keep):])
 	l.inUse = keep
+}
+
+// To take memory from the driver and to give it back waits for the device, so lists
+// are kept for the next ones.
+const (
+	listMemory = 16 << 10 // bytes of a list at least
+	listsKept  = 8 << 20  // bytes at most
+)
+
+// keep makes a list ready for another use. The lock is held.
+func (l *copyLists) keep(d *device, u usedList) {
+	if l.kept+u.host.Len > listsKept {
+		u.giveBack(d)
+		return
+	}
+	l.kept += u.host.Len
+	l.free = append(l.free, u)
+}
+
+// take gives memory for a list of n bytes.
+func (l *copyLists) take(d *device, n int) (usedList, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	best := -1
+	for i, u := range l.free {
+		if u.host.Len >= n && (best < 0 || u.host.Len < l.free[best].host.Len) {
+			best = i
+		}
+	}
+	if best >= 0 {
+		u := l.free[best]
+		l.free = slices.Delete(l.free, best, best+1)
+		l.kept -= u.host.Len
+		return u, nil
+	}
+	n = 1 << mathbits.Len(uint(max(n, listMemory)-1))
+	var u usedList
+	var err error
+	if u.host, err = d.pinned.Get(n); err != nil {
+		return u, err
+	}
+	if !l.pinned {
+		if u.device, err = d.device.Get(n); err != nil {
+			d.pinned.Put(u.host)
+			return u, err
+		}
+	}
+	return u, nil
 }
 
 // wantLists loads the kernels, which may be to compile them. Without them every batch is the copy engine's.
