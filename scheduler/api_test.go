@@ -135,6 +135,7 @@ func TestApplyRefuses(t *testing.T) {
 		"later plan":         {later, scheduler.Result{}, scheduler.ErrPlanOrder},
 		"too few tokens":     {p, scheduler.Result{Tokens: parseInts(1, 1)}, nil},
 		"too many tokens":    {p, scheduler.Result{Tokens: parseInts(1, 3)}, nil},
+		"a row without any":  {p, scheduler.Result{Tokens: parseInts(1, 1), Counts: []int32{0, 1}}, nil},
 		"too many counts":    {p, scheduler.Result{Tokens: parseInts(1, 2), Counts: []int32{1, 1, 0}}, nil},
 		"negative count":     {p, scheduler.Result{Tokens: parseInts(1, 2), Counts: []int32{-1, 3}}, nil},
 		"more than drafts":   {p, scheduler.Result{Tokens: parseInts(1, 3), Counts: []int32{1, 2}}, nil},

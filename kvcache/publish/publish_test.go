@@ -330,6 +330,10 @@ func TestConfig(t *testing.T) {
 		_, err := New(c)
 		require.Error(t, err, "%+v", c)
 	}
+	c := Config{}
+	c.setDefaults()
+	c.Now = nil
+	require.Equal(t, Config{Endpoint: "tcp://*:5557", Queue: 100_000, HighWater: 100_000, Buffer: 10_000, Linger: time.Second, Log: c.Log}, c, "where and as vLLM publishes")
 	a, err := address("tcp://*:5557", 3)
 	require.NoError(t, err)
 	require.Equal(t, ":5560", a)
