@@ -36,13 +36,7 @@ func (s *Set) Estimate(ctx context.Context) (est Estimate, err error) {
 	d := s.cfg.Dispatcher
 	d.SetCaptureState(graphs.Sampling)
 	defer func() {
-		for i, e := range s.entries {
-			if e != nil {
-				err = errors.Join(err, closeSegments(e.segments))
-				s.entries[i] = nil
-			}
-		}
-		s.captured = 0
+		err = errors.Join(err, s.drop())
 		d.Unmark()
 		d.SetCaptureState(graphs.NothingCaptured)
 	}()

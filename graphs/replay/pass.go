@@ -31,6 +31,13 @@ type Program interface {
 	ResultRows(s Shape) int
 }
 
+// Inputs is implemented by programs that can name the places of their inputs.
+type Inputs interface {
+	// Inputs gives the views that a pass of that shape reads, in an order that
+	// does not change; Step.Views has the same order.
+	Inputs(s Shape) []ascendrt.View
+}
+
 // Pass takes one forward pass. It is valid within Program.Record alone.
 type Pass struct {
 	set   *Set
@@ -152,7 +159,7 @@ func (p *Pass) endSegment() error {
 	return nil
 }
 
-// close releases the graphs of the segments.
+// closeSegments releases the graphs of the segments.
 func closeSegments(segments []segment) error {
 	var errs []error
 	for _, s := range segments {

@@ -179,13 +179,7 @@ func (s *Set) Sealed() bool { return s.sealed }
 // Close releases the graphs and the memory once the submitted launches have
 // passed. It may be called twice.
 func (s *Set) Close() error {
-	var errs []error
-	for i, e := range s.entries {
-		if e != nil {
-			errs = append(errs, closeSegments(e.segments))
-			s.entries[i] = nil
-		}
-	}
+	errs := []error{s.drop()}
 	after := s.updater.last
 	for _, b := range s.buffers {
 		errs = append(errs, b.FreeAfter(after))
@@ -245,6 +239,15 @@ func (s *Set) Reopen() error {
 	if !s.updater.last.Done() {
 		return fmt.Errorf("%w: launch %d still runs", ErrBusy, s.updater.launched)
 	}
+	err := s.drop()
+	s.sealed = false
+	s.cfg.Dispatcher.Unmark()
+	s.cfg.Dispatcher.SetCaptureState(graphs.NothingCaptured)
+	return err
+}
+
+// drop closes what was captured.
+func (s *Set) drop() error {
 	var errs []error
 	for i, e := range s.entries {
 		if e != nil {
@@ -252,9 +255,7 @@ func (s *Set) Reopen() error {
 			s.entries[i] = nil
 		}
 	}
-	s.captured, s.sealed = 0, false
-	s.cfg.Dispatcher.Unmark()
-	s.cfg.Dispatcher.SetCaptureState(graphs.NothingCaptured)
+	s.captured = 0
 	return errors.Join(errs...)
 }
 
@@ -397,11 +398,4 @@ func (s *Set) flush(ctx context.Context) error {
 		return err
 	}
 	return p.Wait(ctx)
-}
-
-// Inputs is implemented by programs that can name the places of their inputs.
-type Inputs interface {
-	// Inputs gives the views that a pass of that shape reads, in an order that
-	// does not change; Step.Views has the same order.
-	Inputs(s Shape) []ascendrt.View
 }

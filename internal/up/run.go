@@ -21,25 +21,15 @@ type Options struct {
 // it, prints the two forms of its follow-up to out, and keeps the cluster up
 // until ctx ends or a process dies. It returns after every process has ended.
 func Run(ctx context.Context, o Options, out io.Writer) (err error) {
-	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
-		return err
-	}
-	logPath := filepath.Join(o.Dir, "cluster.log")
-	log, err := os.Create(logPath)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, log.Close()) }()
-	o.Config.Log = NewLog(log)
-	s, err := New(o.Config)
+	s, stop, err := NewIn(o.Dir, Overwrite, o.Config)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		fmt.Fprintln(out, "stopping")
-		err = errors.Join(err, s.StopAll())
+		err = errors.Join(err, stop())
 	}()
-	fmt.Fprintln(out, "starting one Prefiller, one Decoder and the proxy; their output goes to", logPath)
+	fmt.Fprintln(out, "starting one Prefiller, one Decoder and the proxy; their output goes to", filepath.Join(o.Dir, LogFile))
 	r, err := o.Cluster.Start(ctx, s, AppendPrefill)
 	if err != nil {
 		return quiet(ctx, err)

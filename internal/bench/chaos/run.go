@@ -120,16 +120,11 @@ func Run(ctx context.Context, p Params, out io.Writer) (report *Report, err erro
 	if err := os.MkdirAll(filepath.Join(p.Dir, "tiers"), 0o755); err != nil {
 		return nil, err
 	}
-	log, err := os.Create(filepath.Join(p.Dir, "cluster.log"))
+	sup, stop, err := up.NewIn(p.Dir, up.Overwrite, up.Config{})
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, log.Close()) }()
-	sup, err := up.New(up.Config{Log: up.NewLog(log)})
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, sup.StopAll()) }()
+	defer func() { err = errors.Join(err, stop()) }()
 	r := &runner{
 		p: &p, plan: plan, out: out, client: load.NewHTTPClient(), begin: time.Now(),
 		report: &Report{Seed: p.Seed, Plan: plan.Hash(), Requests: plan.Requests(), ByError: map[string]int{}},

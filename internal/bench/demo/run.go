@@ -60,17 +60,12 @@ func Run(ctx context.Context, p Params, out io.Writer) (report *Report, err erro
 	if err := prepareDir(p.Dir); err != nil {
 		return nil, err
 	}
-	log, err := os.Create(filepath.Join(p.Dir, "cluster.log"))
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, log.Close()) }()
 	p.Cluster.TraceDir = p.Dir
-	sup, err := up.New(up.Config{Log: up.NewLog(log)})
+	sup, stop, err := up.NewIn(p.Dir, up.Overwrite, up.Config{})
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, sup.StopAll()) }()
+	defer func() { err = errors.Join(err, stop()) }()
 	client := load.NewHTTPClient()
 	defer client.CloseIdleConnections()
 
@@ -92,7 +87,7 @@ func Run(ctx context.Context, p Params, out io.Writer) (report *Report, err erro
 		return r.all(ctx)
 	})
 	if err := group.Wait(); err != nil {
-		return nil, fmt.Errorf("%w (output of the processes: %s)", err, log.Name())
+		return nil, fmt.Errorf("%w (output of the processes: %s)", err, filepath.Join(p.Dir, up.LogFile))
 	}
 	r.report.Seconds = time.Since(start).Seconds()
 	r.check()

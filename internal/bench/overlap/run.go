@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strconv"
 	"time"
 
@@ -109,24 +108,16 @@ func Run(ctx context.Context, p Params, out io.Writer) (report *Report, err erro
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(p.Dir, 0o755); err != nil {
-		return nil, err
-	}
 	p.Cluster.TraceDir = p.Dir
 	trace := p.Cluster.TraceFile(decoderName)
 	if err := os.Remove(trace); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
-	log, err := os.Create(filepath.Join(p.Dir, "cluster.log"))
+	sup, stop, err := up.NewIn(p.Dir, up.Overwrite, up.Config{})
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, log.Close()) }()
-	sup, err := up.New(up.Config{Log: up.NewLog(log)})
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, sup.StopAll()) }()
+	defer func() { err = errors.Join(err, stop()) }()
 	client := load.NewHTTPClient()
 	defer client.CloseIdleConnections()
 	if p.Runner != 0 {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -103,19 +102,11 @@ func Run(ctx context.Context, o Options) (out *Outcome, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
-		return nil, err
-	}
-	log, err := os.OpenFile(filepath.Join(o.Dir, "cluster.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	sup, stop, err := up.NewIn(o.Dir, up.Append, up.Config{ReadyTimeout: o.ReadyTimeout})
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, log.Close()) }()
-	sup, err := up.New(up.Config{Log: up.NewLog(log), ReadyTimeout: o.ReadyTimeout})
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, sup.StopAll()) }()
+	defer func() { err = errors.Join(err, stop()) }()
 	client := load.NewHTTPClient()
 	defer client.CloseIdleConnections()
 	r := &runner{o: &o, file: file, begun: time.Now(), prompt: map[setup]time.Duration{}, fleet: &fleet{o: &o, sup: sup, client: client}}
@@ -137,7 +128,7 @@ func Run(ctx context.Context, o Options) (out *Outcome, err error) {
 	})
 	err = group.Wait()
 	if err != nil {
-		err = fmt.Errorf("%w (output of the processes: %s)", err, log.Name())
+		err = fmt.Errorf("%w (output of the processes: %s)", err, filepath.Join(o.Dir, up.LogFile))
 	} else {
 		err = r.fleet.stop()
 	}
