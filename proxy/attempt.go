@@ -1,10 +1,11 @@
 package proxy
 
 import (
-	"github.com/sluice-serving/sluice/proxy/route"
-	"github.com/sluice-serving/sluice/proxy/splice"
 	"strconv"
 	"time"
+
+	"github.com/sluice-serving/sluice/proxy/route"
+	"github.com/sluice-serving/sluice/proxy/splice"
 )
 
 // local makes the append-prefill attempt on the session's owner.

@@ -117,24 +117,6 @@ func (x *exchange) pushRound(target route.Target) result {
 	return res
 }
 
-// prompts is the number of prompts in the body.
-func (x *exchange) prompts() int {
-	raw := x.body.Raw(x.at.prompt)
-	if x.at.prompt != "prompt" || len(raw) == 0 || raw[0] != '[' {
-		return 1
-	}
-	n, lists := 0, false
-	splice.Elements(raw, func(e []byte) bool {
-		n++
-		lists = lists || e[0] == '"' || e[0] == '['
-		return true
-	})
-	if !lists {
-		return 1
-	}
-	return n
-}
-
 // metaserver takes a Decoder's blocks and starts the Prefiller.
 func (p *Proxy) metaserver(w http.ResponseWriter, r *http.Request) {
 	raw, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 16<<20))

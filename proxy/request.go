@@ -1,17 +1,12 @@
 package proxy
 
 import (
-	"bytes"
-	"compress/gzip"
 	"context"
 	"encoding/hex"
-	"errors"
-	"io"
 	"log/slog"
 	"net/http"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -219,89 +214,6 @@ func (x *exchange) read() (route.Query, *openai.Error) {
 	return q, nil
 }
 
-// memory is what a body takes: its text and the places of its members.
-type memory struct {
-	raw    []byte
-	object splice.Object
-}
-
-// buffers keeps the memory of bodies for the next ones.
-var buffers = sync.Pool{New: func() any { return new(memory) }}
-
-// maxKept is the largest body whose memory is kept.
-const maxKept = 1 << 20
-
-// dropBody gives the body's memory back: nothing will be sent again.
-func (x *exchange) dropBody() {
-	kept := x.memory
-	x.body, x.memory = nil, nil
-	if kept != nil && cap(kept.raw) <= maxKept {
-		buffers.Put(kept)
-	}
-}
-
-// readBody reads the whole body within the limits of size and time.
-func (x *exchange) readBody() (*memory, *openai.Error) {
-	limit := x.p.cfg.MaxBody
-	if x.r.ContentLength > limit {
-		x.w.Header().Set("Connection", "close") // the rest of the body is not read
-		return nil, openai.BodyTooLarge(limit)
-	}
-	control := http.NewResponseController(x.w)
-	_ = control.SetReadDeadline(time.Now().Add(x.p.cfg.BodyTimeout)) // a writer without deadlines reads without one
-	var src io.Reader = http.MaxBytesReader(x.w, x.r.Body, limit)
-	switch strings.ToLower(x.r.Header.Get("Content-Encoding")) {
-	case "", "identity":
-	case "gzip":
-		packed, err := gzip.NewReader(src)
-		if err != nil {
-			return nil, openai.BadRequest("", "the body is not gzip as its header says")
-		}
-		src = io.LimitReader(packed, limit+1)
-	default:
-		return nil, &openai.Error{Status: http.StatusUnsupportedMediaType, Type: openai.TypeInvalidRequest, Message: "the body's content encoding is not supported: use identity or gzip"}
-	}
-	kept, _ := buffers.Get().(*memory)
-	var err error
-	kept.raw, err = readAll(kept.raw[:0], src, max(x.r.ContentLength, 0))
-	if err == nil && int64(len(kept.raw)) <= limit {
-		_ = control.SetReadDeadline(time.Time{})
-		return kept, nil
-	}
-	if cap(kept.raw) <= maxKept {
-		buffers.Put(kept)
-	}
-	// The rest of the body is not waited for: the connection ends here.
-	_ = control.SetReadDeadline(time.Now())
-	x.w.Header().Set("Connection", "close")
-	var tooLarge *http.MaxBytesError
-	if errors.As(err, &tooLarge) || err == nil {
-		return nil, openai.BodyTooLarge(limit)
-	}
-	return nil, openai.BadRequest("", "the body could not be read whole")
-}
-
-// readAll appends all of src to buf, which it grows at once to the expected
-// size but no further than is believable.
-func readAll(buf []byte, src io.Reader, expected int64) ([]byte, error) {
-	if want := int(min(expected, maxKept)) + bytes.MinRead; cap(buf) < want {
-		buf = make([]byte, 0, want)
-	}
-	for {
-		if len(buf) == cap(buf) {
-			buf = append(buf, 0)[:len(buf)]
-		}
-		n, err := src.Read(buf[len(buf):cap(buf)])
-		buf = buf[:len(buf)+n]
-		if err != nil {
-			if err == io.EOF {
-				err = nil
-			}
-			return buf, err
-		}
-	}
-}
-
 // Header implements route.Request.
 func (x *exchange) Header(canonical string) string {
 	v := x.r.Header[canonical]
@@ -318,46 +230,6 @@ func (x *exchange) Header(canonical string) string {
 
 // Member implements route.Request.
 func (x *exchange) Member(name string) (string, bool) { return x.body.String(name) }
-
-// eligible reports whether the request may be attempted locally: one prompt,
-// one answer, and nothing that needs every prompt token computed.
-func (x *exchange) eligible() bool {
-	for _, key := range []string{"n", "best_of"} {
-		if v := x.body.Raw(key); v != nil && v[0] != 'n' && string(v) != "1" {
-			return false
-		}
-	}
-	for _, key := range []string{"echo", "prompt_logprobs", "use_beam_search"} {
-		if v := x.body.Raw(key); v != nil && v[0] != 'n' && v[0] != 'f' {
-			return false
-		}
-	}
-	prompt := x.body.Raw(x.at.prompt)
-	if x.at.prompt != "prompt" || len(prompt) == 0 || prompt[0] != '[' {
-		return true
-	}
-	lists, elements := false, 0
-	splice.Elements(prompt, func(raw []byte) bool {
-		elements++
-		lists = lists || raw[0] == '"' || raw[0] == '['
-		return elements < 2
-	})
-	return !lists || elements < 2
-}
-
-// hasAssistant reports whether a message list holds an answer of the model.
-func hasAssistant(list []byte) bool {
-	if !bytes.Contains(list, []byte("assistant")) && !bytes.ContainsRune(list, '\\') {
-		return false // a role that is written with escapes holds a backslash
-	}
-	found := false
-	splice.Elements(list, func(raw []byte) bool {
-		role, _ := splice.StringOf(splice.Field(raw, "role"))
-		found = role == "assistant"
-		return !found
-	})
-	return found
-}
 
 // finish closes the turn whatever happened: reservations, owner table, trace
 // and metrics.
@@ -458,8 +330,8 @@ func (x *exchange) scopedSession() string {
 	return hex.EncodeToString(x.key[:])
 }
 
-// context of a leg that ends with the client's request or the given limit
-// between two signs of life.
+// legContext is the context of a leg: it ends with the client's request, or for
+// a cause of ours, such as a watch that saw no sign of life.
 func (x *exchange) legContext() (context.Context, context.CancelCauseFunc) {
 	return context.WithCancelCause(x.r.Context())
 }
