@@ -101,7 +101,7 @@ func run(ctx context.Context, o *Options, bar *progress.Bar) (*Once, error) {
 	var queue *scrape.Watch
 	if o.Watch != "" {
 		var err error
-		if queue, err = scrape.WatchPeak(ctx, o.Load.Server.Client, o.Watch, "vllm:num_requests_waiting", 100*time.Millisecond); err != nil {
+		if queue, err = scrape.WatchPeak(ctx, o.Load.Server.Client, o.Watch, "vllm:num_requests_waiting", 100*time.Millisecond, 0); err != nil {
 			return nil, err
 		}
 	}

@@ -273,9 +273,7 @@ func (r *runner) arm(ctx context.Context, a *arm) error {
 // replay sends the workload and gives the peak of the Prefiller's queue in the
 // arrival window.
 func (r *runner) replay(ctx context.Context, url string, a *Arm, bar *progress.Bar) (float64, error) {
-	window, cancel := context.WithTimeout(ctx, r.window())
-	defer cancel()
-	queue, err := scrape.WatchPeak(window, r.client, r.prefiller.URL()+"/metrics", "vllm:num_requests_waiting", scrapeEvery)
+	queue, err := scrape.WatchPeak(ctx, r.client, r.prefiller.URL()+"/metrics", "vllm:num_requests_waiting", scrapeEvery, r.window())
 	if err != nil {
 		return 0, fmt.Errorf("the Prefiller's queue: %w", err)
 	}

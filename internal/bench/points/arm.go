@@ -108,9 +108,7 @@ func (r *runner) arm(ctx context.Context, d *decoder, l *Line) error {
 	last := l.Turns - 1
 	records, err := r.measured(ctx, d, l, func(ctx context.Context) ([]measure.Record, error) {
 		window := time.Duration(scale * float64(w.ArrivalWindow()))
-		watched, cancel := context.WithTimeout(ctx, max(window, shortestWatch))
-		defer cancel()
-		queue, err := scrape.WatchPeak(watched, r.fleet.client, r.fleet.prefiller.URL()+"/metrics", "vllm:num_requests_waiting", max(window/150, 10*time.Millisecond))
+		queue, err := scrape.WatchPeak(ctx, r.fleet.client, r.fleet.prefiller.URL()+"/metrics", "vllm:num_requests_waiting", max(window/150, 10*time.Millisecond), max(window, shortestWatch))
 		if err != nil {
 			return nil, fmt.Errorf("the Prefiller's queue: %w", err)
 		}

@@ -155,15 +155,20 @@ type Watch struct {
 }
 
 // WatchPeak reads the sum of a gauge once before it returns, so that no load is
-// too short to be watched, and then every interval until ctx ends or Stop is
-// called. A page that cannot be read at first is an error; later ones are
-// counted.
-func WatchPeak(ctx context.Context, client *http.Client, url, name string, every time.Duration) (*Watch, error) {
+// too short to be watched, and then every interval until ctx ends, the window
+// has passed (0: no window), or Stop is called. A page that cannot be read at
+// first is an error, however long it takes; later ones are counted.
+func WatchPeak(ctx context.Context, client *http.Client, url, name string, every, window time.Duration) (*Watch, error) {
 	page, err := Fetch(ctx, client, url)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	var cancel context.CancelFunc
+	if window > 0 {
+		ctx, cancel = context.WithTimeout(ctx, window)
+	} else {
+		ctx, cancel = context.WithCancel(ctx)
+	}
 	w := &Watch{cancel: cancel, peak: make(chan Peak, 1)}
 	go func() { w.peak <- follow(ctx, client, url, name, every, page.Sum(name, nil)) }()
 	return w, nil
