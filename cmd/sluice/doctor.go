@@ -21,7 +21,8 @@ func newDoctorCmd() *cobra.Command {
 		Long: `Tries each device for a few seconds (copy, kernel, graph, timing) and says what to do about
 failures. A runtime that is not here is said and is no failure, unless --device names it. The exit
 status is 1 if a check failed.`,
-		Args: cobra.NoArgs,
+		Example: `  sluice doctor --device cuda`,
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			list := backends.All()
 			if device != "" {

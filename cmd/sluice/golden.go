@@ -18,7 +18,8 @@ func newGoldenCmd() *cobra.Command {
 		Long: `Replays every history of a folder (*.jsonl.gz) through the scheduler and compares each
 decision with the recorded one. Without DIR the folder is oracle/newer-017e9f4 under
 $SLUICE_REFERENCE. Exit status 1 if a history differs that --differences does not list.`,
-		Args: cobra.MaximumNArgs(1),
+		Example: `  sluice golden --differences docs/differences.md histories`,
+		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir := ""
 			if len(args) == 1 {

@@ -62,6 +62,13 @@ func TestHelpIsWhole(t *testing.T) {
 			continue
 		}
 		require.NotEmpty(t, cmd.Short, cmd.Name())
+		if cmd.Name() != "version" && cmd.Name() != "devices" {
+			require.Contains(t, cmd.Example, "sluice "+cmd.Name(), "%s shows no command line", cmd.Name())
+			shown := commandsOf("```\n" + cmd.Example + "\n```")
+			for _, words := range shown {
+				require.Empty(t, problem(t, "../..", words), words)
+			}
+		}
 		require.True(t, cmd.Args != nil || cmd.DisableFlagParsing, "%s takes any arguments", cmd.Name())
 		for _, line := range strings.Split(cmd.Long, "\n") {
 			require.LessOrEqual(t, len(line), 100, "%s: %s", cmd.Name(), line)

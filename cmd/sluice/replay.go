@@ -23,7 +23,8 @@ in the same order, and compares every plan byte by byte and every output. The fi
 is printed. An engine dumps its last steps on SIGQUIT and when an invariant breaks. A dump
 whose beginning is no longer there cannot be made again; it is printed, as every recording is
 with --show.`,
-		Args: cobra.ExactArgs(1),
+		Example: `  sluice replay sluice-3b1c_dp0.steps.jsonl --show`,
+		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cut, err := isCut(args[0]); err != nil || cut || show {
 				if err != nil {

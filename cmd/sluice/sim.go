@@ -75,6 +75,9 @@ the steps of the --cost-model, and what comes out is printed beside what was mea
 
 With --profile also guarded with one of them off: no-governor, no-leases,
 no-overload, no-wait (the bounded wait for a busy Decoder).`,
+		Example: `  sluice sim --preset append-prefill --html report.html
+  sluice sim --trace requests.jsonl.gz --prefillers 2 --decoders 4 --profile pd,guarded
+  sluice sim --trace requests.jsonl.gz --plan --slo ttft=2s,tpot=30ms`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := simNeeds(cmd.Flags()); err != nil {
@@ -115,6 +118,7 @@ no-overload, no-wait (the bounded wait for a busy Decoder).`,
 	fl.Float64SliceVar(&f.gaps, "gaps", nil, "play the trace once for each of these gaps in seconds between the starts of sessions, and sweep the goodput's limits")
 	fl.Float64Var(&f.replay.ScaleTime, "scale-time", 1, "multiply all times by this")
 	fl.Float64Var(&f.replay.ScaleToken, "scale-tokens", 1, "multiply all lengths by this")
+	fl.Lookup("gaps").DefValue = "" // an empty list is shown otherwise
 	return cmd
 }
 

@@ -20,7 +20,8 @@ func newUpCmd() *cobra.Command {
 		Long: "Starts one Prefiller, one Decoder and the proxy as processes of this executable on the\n" +
 			"loopback interface, waits until they are ready, has one turn of a conversation with them and\n" +
 			"prints two curl commands that continue it. Ctrl-C ends every process.",
-		Args: cobra.NoArgs,
+		Example: "  sluice up --decoder-dp-size 2 --dir run/up",
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.Cluster.TraceDir = o.Dir
 			return up.Run(cmd.Context(), o, cmd.OutOrStdout())

@@ -89,6 +89,10 @@ to the ordinary P/D route when that Decoder no longer holds the prefix.
 A configuration file says the same and more; flags override it. --check prints
 the effective configuration, with the rules of every Decoder pool, and ends.
 The key for the backends comes from OPENAI_API_KEY.`,
+		Example: `  sluice proxy --prefiller-hosts 10.0.0.1 --prefiller-ports 8100 \
+    --decoder-hosts 10.0.0.2 10.0.0.3 --decoder-ports 8200 8200 --decoder-dp-size 2 \
+    --enable-decoder-append-prefill
+  sluice proxy --config /etc/sluice/proxy.yaml --check`,
 		DisableFlagParsing: true, // list flags with spaces are joined first
 	}
 	f := &proxyFlags{options: options}
