@@ -427,3 +427,30 @@ func TestAttentionCalls(t *testing.T) {
 	_, _, err = x.s.Submit(&c)
 	require.ErrorContains(t, err, "state MaxRows")
 }
+
+// A row that holds a NaN or an infinity has no most likely token, wherever it stands;
+// the rows beside it have theirs.
+func TestArgmaxOfNoNumbers(t *testing.T) {
+	x, _ := sides(t)
+	x.t = t
+	nan, inf := float32(math.NaN()), float32(math.Inf(1))
+	rows := [][3]float32{{1, 2, 0}, {nan, 9, 1}, {3, 3, 1}, {1, nan, 9}, {9, 1, nan}, {1, inf, 2}, {-inf, 1, 2}, {-1, -2, -0.5}, {nan, nan, nan}, {3e38, -3e38, 1}}
+	want := []int32{1, -1, 0, -1, -1, -1, -1, 2, -1, 0}
+	for _, typ := range []ascendrt.DType{ascendrt.BFloat16, ascendrt.Float32} {
+		in := operand{typ: typ, dims: []int{len(rows), 3}}
+		for _, r := range rows {
+			for _, v := range r {
+				if typ == ascendrt.BFloat16 {
+					in.data = binary.NativeEndian.AppendUint16(in.data, arith.BF16(v))
+				} else {
+					in.data = binary.NativeEndian.AppendUint32(in.data, math.Float32bits(v))
+				}
+			}
+		}
+		out := operand{typ: ascendrt.Int32, dims: []int{len(rows)}, data: make([]byte, 4*len(rows))}
+		got := x.run(ascendrt.OpSpec{Kind: ascendrt.OpArgmax, Type: typ, Attr: ascendrt.ArgmaxAttr{Dim: 3}}, nil, []operand{in, out}, nil)
+		for i, w := range want {
+			require.Equal(t, w, int32(binary.NativeEndian.Uint32(got[1][4*i:])), "%v, row %v", typ, rows[i])
+		}
+	}
+}
