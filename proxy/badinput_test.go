@@ -245,6 +245,16 @@ func TestSessionEnd(t *testing.T) {
 	require.Equal(t, 404, del("a%2Fb%20c", "Bearer thief"))
 	require.Equal(t, 204, del("a%2Fb%20c", ""))
 	require.Equal(t, 404, del("a%2Fb%20c", ""))
+	var told []string
+	for _, d := range c.d {
+		for _, r := range d.Records() {
+			if r.Leg == "end" {
+				told = append(told, r.Path)
+			}
+		}
+	}
+	digest := route.KeyOf("", "a/b c") // an id that no header carries
+	require.Equal(t, []string{fmt.Sprintf("/v1/sessions/%x", digest[:])}, told, "the owner, once")
 	c.post(chatPath, turnBody(2, ""), "X-Session-ID", "a/b c")
 	c.wantLegs(2, 0, 2)
 	c.post(chatPath, turnBody(2, ""), "X-Session-ID", "a/b c", "X-Session-End", "true")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"net/url"
 	"sync"
 	"time"
 
@@ -145,7 +146,7 @@ func (p *Proxy) resetPrefixCache(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusOK)
 }
 
-// endSession forgets a session of the caller's tenant.
+// endSession forgets a session of the caller's tenant, and tells its owner.
 func (p *Proxy) endSession(w http.ResponseWriter, r *http.Request) {
 	id := r.PathValue("id")
 	if id == "" {
@@ -157,16 +158,33 @@ func (p *Proxy) endSession(w http.ResponseWriter, r *http.Request) {
 		problem.Write(w)
 		return
 	}
+	key := route.KeyOf(tenant, id)
 	p.mu.Lock()
-	known := p.router.EndSession(route.KeyOf(tenant, id))
+	owner, _, owned := p.router.Owner(key)
+	known := p.router.EndSession(key)
 	p.mu.Unlock()
 	if p.shared != nil { // another replica may know it
-		key := storeKey(route.KeyOf(tenant, id))
-		known = p.shared.ask(r.Context(), "delete", func(ctx context.Context) error { return p.shared.store.Delete(ctx, key) }) || known
+		known = p.shared.ask(r.Context(), "delete", func(ctx context.Context) error { return p.shared.store.Delete(ctx, storeKey(key)) }) || known
+	}
+	if owned && p.backend(owner.Decoder).Name == "sluice" { // others have no such path
+		p.tellEnd(r, owner.Decoder, scopedSession(tenant, id, key))
 	}
 	if !known {
 		openai.NotFound("the session is not known").Write(w)
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)
+}
+
+// tellEnd tells a Decoder that a session is over, so that it keeps nothing for
+// its next turn. One that does not hear it does so when its lease ends.
+func (p *Proxy) tellEnd(from *http.Request, decoder, session string) {
+	ctx, cancel := context.WithTimeout(from.Context(), probeTimeout)
+	defer cancel()
+	resp, err := p.small(ctx, from, http.MethodDelete, decoder, "/v1/sessions/"+url.PathEscape(session), "")
+	if err != nil {
+		return
+	}
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp, 64<<10)) // so that the connection can be used again
+	resp.Close()
 }

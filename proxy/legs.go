@@ -64,7 +64,7 @@ func (x *exchange) send(ctx context.Context, c call) (*wire.Response, error) {
 		add("Authorization", "Bearer "+x.p.cfg.APIKey)
 	}
 	if x.session != "" {
-		add("X-Session-Id", x.scopedSession())
+		add("X-Session-Id", scopedSession(x.tenant, x.session, x.key))
 	}
 	if x.outcome.End && c.leg != route.LegPrefill {
 		add("X-Session-End", "true") // what the Decoder keeps for the session's next turn is not needed

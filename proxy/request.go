@@ -317,17 +317,17 @@ func requestID(given string) string {
 
 // scopedSession is the session id that the engine sees: the client's own when
 // it has no tenant and is fit for a header, else the digest of both.
-func (x *exchange) scopedSession() string {
-	if x.tenant == "" && len(x.session) <= 256 {
+func scopedSession(tenant, session string, key route.SessionKey) string {
+	if tenant == "" && len(session) <= 256 {
 		fit := true
-		for i := range len(x.session) {
-			fit = fit && x.session[i] > ' ' && x.session[i] < 0x7f
+		for i := range len(session) {
+			fit = fit && session[i] > ' ' && session[i] < 0x7f
 		}
 		if fit {
-			return x.session
+			return session
 		}
 	}
-	return hex.EncodeToString(x.key[:])
+	return hex.EncodeToString(key[:])
 }
 
 // legContext is the context of a leg: it ends with the client's request, or for

@@ -19,7 +19,7 @@ import (
 
 // Record is one request that a fake backend received.
 type Record struct {
-	Leg       string // local, p or d
+	Leg       string // local, p or d; end: a session that is over
 	Path      string
 	Header    http.Header
 	Body      []byte
@@ -173,6 +173,13 @@ func (b *Backend) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	case "/v1/models":
 		_, _ = io.WriteString(w, `{"object":"list","data":[{"id":"fake","object":"model","created":1,"owned_by":"test"}]}`)
+		return
+	}
+	if r.Method == http.MethodDelete {
+		b.mu.Lock()
+		b.records = append(b.records, Record{Leg: "end", Path: r.URL.EscapedPath(), Header: r.Header.Clone(), Rank: -1})
+		b.mu.Unlock()
+		w.WriteHeader(http.StatusNoContent)
 		return
 	}
 	body, err := io.ReadAll(r.Body)
