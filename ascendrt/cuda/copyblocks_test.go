@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -50,10 +51,8 @@ func newBlockBench(t *testing.T, host bool) *blockBench {
 // run copies and compares all bytes of the destination.
 func (b *blockBench) run(c *ascendrt.BlockCopy) {
 	b.t.Helper()
-	want := make([]byte, len(b.data))
-	for i := range want {
-		want[i] = 0x5a
-	}
+	untouched := bytes.Repeat([]byte{0x5a}, len(b.data))
+	want := bytes.Clone(untouched)
 	for _, r := range c.Regions {
 		dst, src := int(r.Dst.Addr-b.to.Addr), int(r.Src.Addr-b.from.Addr)
 		for i := range c.Dst {
@@ -64,9 +63,7 @@ func (b *blockBench) run(c *ascendrt.BlockCopy) {
 	require.NoError(b.t, err)
 	dirty, err := b.d.AllocHost(len(want))
 	require.NoError(b.t, err)
-	for i := range dirty.Bytes() {
-		dirty.Bytes()[i] = 0x5a
-	}
+	copy(dirty.Bytes(), untouched)
 	var cmd ascendrt.Commands
 	cmd.Copy(b.to, dirty.View())
 	cmd.CopyBlocks(c)
@@ -74,11 +71,12 @@ func (b *blockBench) run(c *ascendrt.BlockCopy) {
 	p, _, err := b.s.Submit(&cmd)
 	require.NoError(b.t, err)
 	require.NoError(b.t, p.Wait(context.Background()))
-	got := back.Bytes()
-	for i := range want {
-		if got[i] != want[i] {
-			require.FailNow(b.t, "bytes differ", "at %d: %d, want %d", i, got[i], want[i])
+	if got := back.Bytes(); !bytes.Equal(got, want) {
+		i := 0
+		for got[i] == want[i] {
+			i++
 		}
+		require.FailNow(b.t, "bytes differ", "at %d: %d, want %d", i, got[i], want[i])
 	}
 	b.d.lists.settle(b.d)
 	require.Empty(b.t, b.d.lists.inUse)
