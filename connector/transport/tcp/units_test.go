@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"encoding/binary"
+	"io"
 	"math"
 	"net"
 	"sync"
@@ -420,6 +421,35 @@ func FuzzParseUnits(f *testing.F) {
 		require.Equal(t, sum*int64(len(units)), total)
 		require.LessOrEqual(t, total, int64(maxLent))
 		require.Equal(t, raw, appendUnits(nil, c, u))
+	})
+}
+
+// FuzzServeUnits feeds a stream behind the cards to a server whose units nobody was
+// granted: none is lent, and what is read of them is nothing.
+func FuzzServeUnits(f *testing.F) {
+	near := newBeside()
+	s, err := New(Config{Near: besideBlocks{near}, DialTimeout: time.Second, StallTimeout: time.Second, IdleTimeout: time.Second})
+	require.NoError(f, err)
+	f.Cleanup(func() { s.Close() })
+	d, err := s.Register(struct{ transport.Memory }{make(transport.Host, 64<<10)}, 4096)
+	require.NoError(f, err)
+	for _, raw := range hostileUnits() {
+		f.Add(rawFrame(header{kind: kindUnits, id: 1}, raw))
+	}
+	f.Add(rawFrame(header{kind: kindUnits, id: 1}, rawUnits(transport.Capability{1}, 1, 2, uint32(d.Region), 4096, 0, 3)))
+	var hi [helloSize]byte
+	hello{near: 1}.put(hi[:])
+	greeting := append(rawFrame(header{kind: kindHello}, hi[:]), rawFrame(header{kind: kindCard}, []byte("\x02"+near.name))...)
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		here, there := net.Pipe()
+		done := make(chan struct{})
+		go func() { defer close(done); s.serve(there, there); there.Close() }()
+		go io.Copy(io.Discard, here)
+		_, _ = here.Write(append(greeting[:len(greeting):len(greeting)], raw...))
+		here.Close()
+		<-done
+		require.Zero(t, s.Stats().ServedReads)
+		require.Zero(t, near.open.Load(), "the neighbour was let go of")
 	})
 }
 
