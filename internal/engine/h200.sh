@@ -155,6 +155,7 @@ steps() {
 grid() {
 	local limit=$1_SECONDS left
 	limit=${!limit:-$3}
+	local "$1_SECONDS=" # the time of its steps; the part has a little more
 	part "$1" $((limit + 30)) "$bin/steptime" --grid --device "$SLUICE_DEVICE" --model "$2" --append "$out/grid.csv" --time-limit "${limit}s" --repeat "${REPEAT:-3}"
 	left=$(grep -oE '[0-9]+ of [0-9]+ steps are left' "$log")
 	row "$1" "$verdict" "$took" "$2: $(grep -cE "^$2,step," "$out/grid.csv") steps in grid.csv${left:+, $left}"

@@ -74,8 +74,10 @@ func TestScriptOfTheGPUProof(t *testing.T) {
 	require.Regexp(t, `(?m)^server +FAILED 1 .* 0 passed, 1 failed`, table)
 	require.Contains(t, read("tests", "log.txt"), "==== server: ")
 
-	table, code = run("first", []string{"BAD=llama-1b", "steps8b_4096_SECONDS=1"}, "big", "steps8b", "grid")
+	table, code = run("first", []string{"BAD=llama-1b", "steps8b_4096_SECONDS=1", "grid_SECONDS=7"}, "big", "steps8b", "grid")
 	require.Equal(t, 1, code)
+	require.Contains(t, table, "grid: at most 37 s")
+	require.Contains(t, read("calls"), "--time-limit 7s")
 	require.Regexp(t, `(?m)^big-qwen3-0.6b +ok `, table)
 	require.Regexp(t, `(?m)^big-llama-1b +FAILED 3 .*make.py: no memory$`, table)
 	require.Regexp(t, `(?m)^steps8b-4096 +time out`, table)
