@@ -278,12 +278,7 @@ func emulatedObjects() []int {
 
 // failed makes the error of a call and notes a lost device.
 func (d *device) failed(what string, e *C.asc_err) error {
-	err := toError(what, e)
-	if err.(*ascendrt.Error).Class == ascendrt.ErrDeviceLost {
-		d.Fail(err)
-		return d.LostError()
-	}
-	return err
+	return d.Failed(toError(what, e))
 }
 
 func (d *device) driverAlive() error {

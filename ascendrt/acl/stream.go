@@ -206,15 +206,9 @@ func (s *stream) Wait(ctx context.Context, seq uint64) error {
 		}
 	}
 	for {
-		if err := ctx.Err(); err != nil {
-			if errors.Is(err, context.DeadlineExceeded) {
-				return invalid("wait", "sequence number "+strconv.FormatUint(seq, 10)+" is not done", ascendrt.ErrTimeout)
-			}
+		slice, err := d.Slice(ctx, seq, waitSlice)
+		if err != nil {
 			return err
-		}
-		slice := waitSlice
-		if at, ok := ctx.Deadline(); ok {
-			slice = max(0, min(slice, time.Until(at)))
 		}
 		if err := s.slice(seq, slice); err != nil {
 			return err
@@ -249,6 +243,9 @@ func (s *stream) slice(seq uint64, at time.Duration) error {
 	_, err := s.d.eventWait(ev, at)
 	return err
 }
+
+// submitted is the last sequence number.
+func (s *stream) submitted() uint64 { return s.seq.Load() }
 
 // Stop refuses further submissions and gives the last sequence number.
 func (s *stream) Stop() uint64 {

@@ -142,10 +142,7 @@ func (t *translator) one(r ascendrt.Record) error {
 		if err != nil {
 			return err
 		}
-		t.args = t.args[:0]
-		for i := range int(r.A[3]) {
-			t.args = append(t.args, ascendrt.DecodeTensor(r.Payload[i*ascendrt.TensorWords:]))
-		}
+		t.args = base.Tensors(t.args[:0], r)
 		ws := ascendrt.View{Addr: ascendrt.Addr(r.A[1]), Len: int(r.A[2]), Max: int(r.A[2])}
 		if t.target > 0 {
 			x := t.targets[t.target-1]
@@ -258,20 +255,14 @@ func (t *translator) setFlag(e *eventState) error {
 // recorded again before this submission reaches the runtime, the stream waits
 // for the later record, which depends on nothing of this submission.
 func (t *translator) waitPoint(r ascendrt.Record) error {
-	if r.A[0] == 0 {
-		return nil
-	}
-	s, err := base.Handle[*stream](&t.d.Core, r.A[0], "stream of the point")
-	if err != nil {
+	s, seq, err := base.Point(&t.d.Core, r, (*stream).submitted)
+	if s == nil || err != nil {
 		return err
 	}
-	if r.A[1] > s.seq.Load() {
-		return fmt.Errorf("the point was never submitted: %w", ascendrt.ErrInvalid)
-	}
-	if s == t.current || s.done.Load() >= r.A[1] {
+	if s == t.current || s.done.Load() >= seq {
 		return nil
 	}
-	if ev := s.pending(r.A[1]); ev != nil {
+	if ev := s.pending(seq); ev != nil {
 		t.Record(recWait, 0, word(ev))
 	}
 	return nil

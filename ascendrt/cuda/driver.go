@@ -227,12 +227,7 @@ func (d *device) releaseContext() error {
 
 // failed makes the error of a call and notes a lost device.
 func (d *device) failed(what string, e *C.sl_err) error {
-	err := toError(what, e)
-	if err.(*ascendrt.Error).Class == ascendrt.ErrDeviceLost {
-		d.Fail(err)
-		return d.LostError()
-	}
-	return err
+	return d.Failed(toError(what, e))
 }
 
 func (d *device) driverAlive() error {

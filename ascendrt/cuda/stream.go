@@ -141,15 +141,9 @@ func (s *stream) Wait(ctx context.Context, seq uint64) error {
 		}
 	}
 	for {
-		if err := ctx.Err(); err != nil {
-			if errors.Is(err, context.DeadlineExceeded) {
-				return invalid("wait", "sequence number "+strconv.FormatUint(seq, 10)+" is not done", ascendrt.ErrTimeout)
-			}
+		slice, err := d.Slice(ctx, seq, waitSlice)
+		if err != nil {
 			return err
-		}
-		slice := waitSlice
-		if at, ok := ctx.Deadline(); ok {
-			slice = max(0, min(slice, time.Until(at)))
 		}
 		if pollWord(s.done, seq, slice) {
 			return nil
@@ -195,6 +189,9 @@ func (d *device) takeWord() (*uint64, uint64, error) {
 	d.nextWord++
 	return &p.words[i], p.dev + uint64(8*i), nil
 }
+
+// submitted is the last sequence number.
+func (s *stream) submitted() uint64 { return s.seq.Load() }
 
 // Stop refuses further submissions and gives the last sequence number.
 func (s *stream) Stop() uint64 {

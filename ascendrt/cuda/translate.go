@@ -144,10 +144,7 @@ func (t *translator) one(r ascendrt.Record) error {
 		if err != nil {
 			return err
 		}
-		t.args = t.args[:0]
-		for i := range int(r.A[3]) {
-			t.args = append(t.args, ascendrt.DecodeTensor(r.Payload[i*ascendrt.TensorWords:]))
-		}
+		t.args = base.Tensors(t.args[:0], r)
 		ws := ascendrt.View{Addr: ascendrt.Addr(r.A[1]), Len: int(r.A[2]), Max: int(r.A[2])}
 		err = t.op(o, ws, t.args)
 		t.slots = t.slots[:0]
@@ -196,20 +193,11 @@ func (t *translator) one(r ascendrt.Record) error {
 }
 
 func (t *translator) waitPoint(r ascendrt.Record) error {
-	if r.A[0] == 0 {
-		return nil
+	s, seq, err := base.Point(&t.d.Core, r, (*stream).submitted)
+	if s != nil && err == nil && s != t.current {
+		t.Record(recWaitWord, 0, s.word, seq)
 	}
-	s, err := base.Handle[*stream](&t.d.Core, r.A[0], "stream of the point")
-	if err != nil {
-		return err
-	}
-	if r.A[1] > s.seq.Load() {
-		return fmt.Errorf("the point was never submitted: %w", ascendrt.ErrInvalid)
-	}
-	if s != t.current {
-		t.Record(recWaitWord, 0, s.word, r.A[1])
-	}
-	return nil
+	return err
 }
 
 func (t *translator) copy(dst, src uint64, n int) error {

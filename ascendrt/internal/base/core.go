@@ -83,6 +83,16 @@ func (c *Core) Fail(err error) {
 	}
 }
 
+// Failed is the error of a call of the runtime that has answered err, which
+// loses the device if that is what it says.
+func (c *Core) Failed(err error) error {
+	if errors.Is(err, ascendrt.ErrDeviceLost) {
+		c.Fail(err)
+		return c.LostError()
+	}
+	return err
+}
+
 // Lost is closed when the device is lost.
 func (c *Core) Lost() <-chan struct{} { return c.lost }
 

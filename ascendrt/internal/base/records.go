@@ -36,6 +36,28 @@ func Handle[T any](c *Core, ref uint64, what string) (T, error) {
 	return v, nil
 }
 
+// Tensors appends to dst what a record of kind KindOp names.
+func Tensors(dst []ascendrt.Tensor, r ascendrt.Record) []ascendrt.Tensor {
+	for i := range int(r.A[3]) {
+		dst = append(dst, ascendrt.DecodeTensor(r.Payload[i*ascendrt.TensorWords:]))
+	}
+	return dst
+}
+
+// Point is the stream of a record of kind KindWaitPoint and how much of it is
+// waited for, checked against what was submitted there; the zero stream if
+// there is nothing to wait for.
+func Point[S any](c *Core, r ascendrt.Record, submitted func(S) uint64) (s S, seq uint64, err error) {
+	if r.A[0] == 0 {
+		return s, 0, nil
+	}
+	s, err = Handle[S](c, r.A[0], "stream of the point")
+	if err == nil && r.A[1] > submitted(s) {
+		err = fmt.Errorf("the point was never submitted: %w", ascendrt.ErrInvalid)
+	}
+	return s, r.A[1], err
+}
+
 // Slots are the values for the slots of the operation that follows, by slot.
 type Slots [][]int64
 

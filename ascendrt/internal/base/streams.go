@@ -3,7 +3,9 @@ package base
 import (
 	"context"
 	"errors"
+	"strconv"
 	"sync"
+	"time"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 )
@@ -55,6 +57,21 @@ func (x *StreamSet[S]) End() {
 	x.mu.Lock()
 	x.open = nil
 	x.mu.Unlock()
+}
+
+// Slice is how long a wait for a sequence number may block before it asks again:
+// at most that long, and no longer than ctx allows.
+func (c *Core) Slice(ctx context.Context, seq uint64, most time.Duration) (time.Duration, error) {
+	if err := ctx.Err(); err != nil {
+		if errors.Is(err, context.DeadlineExceeded) {
+			return 0, c.Invalid("wait", "sequence number "+strconv.FormatUint(seq, 10)+" is not done", ascendrt.ErrTimeout)
+		}
+		return 0, err
+	}
+	if at, ok := ctx.Deadline(); ok {
+		return max(0, min(most, time.Until(at))), nil
+	}
+	return most, nil
 }
 
 // Queue is what Close asks of a stream.
