@@ -24,7 +24,7 @@ func call(number, fd uintptr, p unsafe.Pointer, n int, flags uintptr) (int, sysc
 }
 
 func read(fd uintptr, p []byte) (int, syscall.Errno) {
-	return call(syscall.SYS_READ, fd, unsafe.Pointer(unsafe.SliceData(p)), len(p), 0)
+	return call(syscall.SYS_RECVFROM, fd, unsafe.Pointer(unsafe.SliceData(p)), len(p), 0)
 }
 
 func peek(fd uintptr) (int, syscall.Errno) {
@@ -33,7 +33,7 @@ func peek(fd uintptr) (int, syscall.Errno) {
 }
 
 func write(fd uintptr, p []byte) (int, syscall.Errno) {
-	return call(syscall.SYS_WRITE, fd, unsafe.Pointer(unsafe.SliceData(p)), len(p), 0)
+	return call(syscall.SYS_SENDTO, fd, unsafe.Pointer(unsafe.SliceData(p)), len(p), syscall.MSG_NOSIGNAL)
 }
 
 // vector is the memory of vectored writes.

@@ -35,12 +35,20 @@ type Conn struct {
 		one   [1][]byte
 		vec   vector
 	}
+	lane *lane // its part in a pump; kept from the first time on
+	own  struct {
+		sync.Mutex     // between Close and a change of descriptors
+		joined, closed bool
+	}
 	poll struct {
 		try     func(fd uintptr) bool
 		step    func() bool
 		fd      uintptr
 		empty   bool        // all that had come was read
 		waiting atomic.Bool // step gave false and was not called again
+		// In a pump:
+		err   syscall.Errno // of a read that was not step's
+		ended atomic.Bool   // an end or an error comes after what is there
 	}
 }
 
@@ -96,6 +104,9 @@ func (c *Conn) tryRead(fd uintptr) bool {
 // with TryRead, and must not close the connection: Close waits for Poll. What
 // step writes before it gives false cannot be answered unnoticed.
 func (c *Conn) Poll(step func() bool) error {
+	if c.own.joined {
+		return c.pumped(step)
+	}
 	c.poll.step = step
 	err := c.raw.Read(c.poll.try)
 	c.poll.step = nil
@@ -125,6 +136,10 @@ func (c *Conn) TryRead(p []byte, framed bool) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
+	if err := c.poll.err; err != 0 {
+		c.poll.err = 0
+		return 0, c.failed("read", err)
+	}
 	if c.poll.empty {
 		return 0, ErrWait
 	}
@@ -133,8 +148,40 @@ func (c *Conn) TryRead(p []byte, framed bool) (int, error) {
 		c.poll.empty = true
 		return 0, ErrWait
 	}
-	c.poll.empty = framed && err == 0 && 0 < n && n < len(p)
+	if c.own.joined && n == 0 && c.isClosed() { // the end is of our own making
+		return 0, c.closedError("read")
+	}
+	c.poll.empty = framed && err == 0 && 0 < n && n < len(p) && !c.poll.ended.Load()
 	return c.got(n, err)
+}
+
+// Close implements net.Conn. Where a pump waits for the connection Poll ends,
+// and the descriptor is closed by Leave.
+func (c *Conn) Close() error {
+	c.own.Lock()
+	tcp, joined, closed := c.TCPConn, c.own.joined, c.own.closed
+	c.own.closed = true
+	if joined && !closed {
+		c.shut()
+	}
+	c.own.Unlock()
+	switch {
+	case closed:
+		return c.closedError("close")
+	case joined:
+		return nil
+	}
+	return tcp.Close()
+}
+
+func (c *Conn) isClosed() bool {
+	c.own.Lock()
+	defer c.own.Unlock()
+	return c.own.closed
+}
+
+func (c *Conn) closedError(op string) error {
+	return &net.OpError{Op: op, Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: net.ErrClosed}
 }
 
 // Ended reports whether Poll waits on a connection that has ended.
@@ -155,7 +202,14 @@ func (c *Conn) Quiet() bool {
 
 // peek looks for a byte without taking it.
 func (c *Conn) peek() (n int, err syscall.Errno) {
-	if c.raw.Control(func(fd uintptr) { n, err = peek(fd) }) != nil {
+	c.own.Lock()
+	raw := c.raw
+	if c.own.joined {
+		defer c.own.Unlock()
+		return peek(c.joinedAs())
+	}
+	c.own.Unlock()
+	if raw.Control(func(fd uintptr) { n, err = peek(fd) }) != nil {
 		return 0, syscall.EBADF
 	}
 	return n, err
@@ -181,7 +235,14 @@ func (c *Conn) WriteParts(parts [][]byte) error {
 // write writes all parts and counts in c.out.n what was written.
 func (c *Conn) write(parts [][]byte) error {
 	c.out.parts, c.out.at, c.out.n, c.out.err = parts, 0, 0, 0
-	err := c.raw.Write(c.out.try)
+	var err error
+	if !c.own.joined {
+		err = c.raw.Write(c.out.try)
+	} else if !c.tryWrite(c.joinedAs()) {
+		if err = c.Leave(); err == nil {
+			err = c.raw.Write(c.out.try)
+		}
+	}
 	c.out.parts = nil
 	switch {
 	case err != nil:

@@ -7,8 +7,11 @@
 // time the brackets cost as much as the call. A Conn leaves them out. It waits
 // as any other connection does, in the runtime's poller, with its deadlines.
 //
+// Where there are many connections of which each carries little, a Pump waits for
+// all of them on one goroutine, and may deal with what comes there.
+//
 // On systems other than Unix connections stay as they are, on those other than
-// Linux the brackets stay.
+// Linux the brackets stay and there are no pumps.
 package socket
 
 import (
