@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/sluice-serving/sluice/proxy/socket"
 )
 
 // Header is the fields of an answer in the order in which they came.
@@ -35,6 +37,11 @@ type Response struct {
 	chunks  chunks
 	eof     bool
 	closes  bool // the connection ends with the answer
+
+	// In a pump:
+	take  Take
+	quick socket.Quick // taken
+	back  []byte       // of the body, not taken
 }
 
 // AnswerError reports an answer that does not follow HTTP/1.1.
@@ -175,6 +182,10 @@ func (r *Response) Read(p []byte) (int, error) {
 		return 0, io.EOF
 	case r.conn == nil:
 		return 0, errClosed
+	case len(r.back) > 0:
+		n := copy(p, r.back)
+		r.back = r.back[:copy(r.back, r.back[n:])]
+		return n, nil
 	case r.chunked:
 		n, err := r.readChunks(p)
 		r.eof = err == io.EOF
@@ -230,9 +241,14 @@ func (r *Response) Close() error {
 	}
 	c := r.conn
 	r.conn = nil
+	if r.quick != nil {
+		c.sock.Quick(nil)
+	}
 	ended := !r.stop() // the context ended and took the connection with it
 	if ended || r.closes || !r.eof || c.rest() > 0 {
-		return c.Close()
+		err := c.Close()
+		c.leave()
+		return err
 	}
 	r.pool.put(r.addr, c)
 	return nil

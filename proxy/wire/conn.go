@@ -52,6 +52,20 @@ func newConn(c net.Conn, tcp *socket.Conn) *conn {
 // neither closed it nor sent anything. It looks without waiting.
 func (c *conn) alive() bool { return c.tcp == nil || c.tcp.Quiet() }
 
+// drop closes a connection that nobody waits for, and gives up its place in a
+// pump.
+func (c *conn) drop() {
+	_ = c.Close()
+	c.leave()
+}
+
+// leave leaves the pump where the connection is in one.
+func (c *conn) leave() {
+	if c.sock != nil && c.sock.Joined() {
+		_ = c.sock.Leave() // of a closed one it says so; what is done with it next says the same
+	}
+}
+
 func isReset(err error) bool {
 	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
@@ -77,7 +91,9 @@ func (l *limitedConn) Read(p []byte) (n int, err error) {
 	}
 	if len(l.back) > 0 {
 		n = copy(p, l.back)
-		l.back = l.back[:copy(l.back, l.back[n:])]
+		if l.back = l.back[:copy(l.back, l.back[n:])]; len(l.back) == 0 && cap(l.back) > maxBack {
+			l.back = nil
+		}
 	} else if l.polled != nil {
 		n, err = l.polled.TryRead(p, l.framed)
 	} else {
@@ -88,6 +104,9 @@ func (l *limitedConn) Read(p []byte) (n int, err error) {
 	}
 	return n, err
 }
+
+// maxBack is how much memory for what is given back is kept.
+const maxBack = 4 << 10
 
 // rest is the number of bytes that were read and not taken.
 func (c *conn) rest() int { return c.r.Buffered() + len(c.limit.back) }
@@ -153,6 +172,7 @@ func (c *conn) send() {
 	}
 	clear(c.parts) // the body is the caller's
 	if c.sent != nil {
+		c.leave() // for the deadline
 		_ = c.SetReadDeadline(time.Now().Add(time.Second))
 	}
 }

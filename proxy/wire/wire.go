@@ -122,7 +122,7 @@ func (p *Pool) send(ctx context.Context, c *conn, q *Request) (resp *Response, a
 	c.limit.left = -1
 	if err != nil {
 		stop()
-		_ = c.Close()
+		c.drop()
 		// Only a request that could not be written whole is sent again: one that
 		// was may have been worked on.
 		stale := c.used && isReset(sent)
@@ -217,7 +217,7 @@ func (p *Pool) get(ctx context.Context, addr string) (*conn, error) {
 			c.used = true
 			return c, nil
 		}
-		_ = c.Close()
+		c.drop()
 	}
 	p.mu.Lock()
 	epoch := p.epoch // before the name is looked up
@@ -255,7 +255,7 @@ func (p *Pool) put(addr string, c *conn) {
 	p.mu.Lock()
 	if c.epoch != p.epoch {
 		p.mu.Unlock()
-		_ = c.Close()
+		c.drop()
 		return
 	}
 	list := append(p.idle[addr], c)
@@ -270,7 +270,7 @@ func (p *Pool) put(addr string, c *conn) {
 	p.idle[addr] = list
 	p.mu.Unlock()
 	for _, c := range old {
-		_ = c.Close()
+		c.drop()
 	}
 }
 
@@ -284,7 +284,7 @@ func (p *Pool) CloseIdle() {
 	p.mu.Unlock()
 	for _, list := range idle {
 		for _, c := range list {
-			_ = c.Close()
+			c.drop()
 		}
 	}
 }
