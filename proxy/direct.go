@@ -64,17 +64,28 @@ func (d *direct) flush() bool {
 	if d.err != nil || size <= 0 {
 		return d.err == nil
 	}
-	var digits [8]byte
-	text := strconv.AppendInt(digits[:0], int64(size), 16)
-	from := sizeRoom - 2 - len(text)
-	copy(d.buf[from:], text)
-	d.buf[sizeRoom-2], d.buf[sizeRoom-1] = '\r', '\n'
-	d.buf = append(d.buf, '\r', '\n')
-	_, d.err = d.conn.Write(d.buf[from:])
+	var from int
+	d.buf, from = framed(d.buf)
+	ok := d.write(d.buf[from:])
 	d.buf = d.buf[:0]
-	if d.err != nil {
+	return ok
+}
+
+// write writes a chunk, or the rest of one.
+func (d *direct) write(chunk []byte) bool {
+	if _, d.err = d.conn.Write(chunk); d.err != nil {
 		_ = d.conn.Close()
 		return false
 	}
 	return true
+}
+
+// framed makes a chunk of data behind sizeRoom bytes; it stands from from on.
+func framed(buf []byte) (chunk []byte, from int) {
+	var digits [8]byte
+	text := strconv.AppendInt(digits[:0], int64(len(buf)-sizeRoom), 16)
+	from = sizeRoom - 2 - len(text)
+	copy(buf[from:], text)
+	buf[sizeRoom-2], buf[sizeRoom-1] = '\r', '\n'
+	return append(buf, '\r', '\n'), from
 }

@@ -18,7 +18,8 @@
 // a module of its own, has stores in etcd and NATS.
 //
 // Goroutines: net/http's own per connection; the trace writer, the load scraper,
-// and the watchers of names, of the instances file and of the membership, all
-// ended by Close; one per instance that is asked whether it is ready. A turn
-// runs on the goroutine of its request and ends with it.
+// the watchers of names, of the instances file and of the membership, and
+// the pumps of streams, all ended by Close; one per instance that is asked
+// whether it is ready. A turn runs on the goroutine of its request and ends with
+// it; while a pump carries its stream that goroutine waits.
 package proxy

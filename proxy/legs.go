@@ -141,7 +141,7 @@ func (x *exchange) answerFrom(c call, mode relayMode) result {
 			defer rel.giveBack()
 		}
 		if isEventStream(resp.Header.Get("Content-Type")) {
-			res := rel.stream(resp, body)
+			res := rel.stream(resp, w)
 			line.Output = rel.output()
 			return res
 		}

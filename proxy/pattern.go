@@ -17,10 +17,11 @@ type pattern struct {
 	outBefore, outAfter []byte // of the client's
 	used                int    // since it was learned
 	missed              int    // times that it was learned for little
+	plain               bool   // the last event was a line of data and nothing else
 }
 
 // forget begins a new stream; the memory is used again.
-func (p *pattern) forget() { p.known, p.used, p.missed = false, 0, 0 }
+func (p *pattern) forget() { p.known, p.used, p.missed, p.plain = false, 0, 0, false }
 
 // text gives the text of an event of the pattern, with its quotes; false when
 // it is another kind of event, or adds no text.

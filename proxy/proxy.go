@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/net/netutil"
-
 	spans "go.opentelemetry.io/otel/trace"
 
 	"github.com/sluice-serving/sluice/internal/openai"
@@ -44,6 +42,7 @@ type Proxy struct {
 	try     bool // follow-ups of unknown sessions are attempted
 	gate    *gate
 	pushes  pushes
+	pumps   pumps
 	kept    keptTurns
 	last    decisions
 	full    sync.Map // share of FULL graph steps by Decoder address, as scraped
@@ -148,6 +147,7 @@ func (p *Proxy) Close() error {
 	p.turns.Wait()
 	p.own.Wait()
 	p.pool.CloseIdle()
+	p.pumps.close()
 	return p.trace.close()
 }
 
@@ -237,7 +237,7 @@ func (p *Proxy) Serve(ctx context.Context, l net.Listener, grace time.Duration) 
 	srv := p.Server()
 	l = socket.Listen(l)
 	if p.cfg.MaxConnections > 0 {
-		l = netutil.LimitListener(l, p.cfg.MaxConnections)
+		l = newSeats(l, p.cfg.MaxConnections)
 	}
 	failed := make(chan error, 1)
 	go func() {

@@ -39,12 +39,7 @@ func (c shapedConn) Write(p []byte) (int, error) {
 }
 
 // CloseWrite lets the server end its half of the connection first.
-func (c shapedConn) CloseWrite() error {
-	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
-	}
-	return nil
-}
+func (c shapedConn) CloseWrite() error { return closeWrite(c.Conn) }
 
 const plainHeader = "\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n"
 

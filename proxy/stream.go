@@ -20,9 +20,11 @@ func isEventStream(contentType string) bool {
 
 // stream relays an event stream, event by event, as its bytes come. Events are
 // held back until one proves output or ends the answer.
-func (r *relay) stream(resp *wire.Response, body io.Reader) (res result) {
-	events := openai.NewReader(body, int(min(r.x.p.cfg.MaxAnswer, 1<<30)))
+func (r *relay) stream(resp *wire.Response, w *watch) (res result) {
+	events := openai.NewReader(w, int(min(r.x.p.cfg.MaxAnswer, 1<<30)))
 	r.pattern.forget()
+	pumped := pumping{r: r, resp: resp, watch: w}
+	defer pumped.end()
 	d := &r.x.out.direct
 	d.buf = r.chunk[:0]
 	defer func() {
@@ -30,12 +32,15 @@ func (r *relay) stream(resp *wire.Response, body io.Reader) (res result) {
 		r.chunk, d.buf = d.buf[:0], nil
 	}()
 	ended := false // the end marker came
-	err := resp.Poll(func() (over bool) {
+	err := pumped.poll(func() (over bool) {
+		if !pumped.rest() {
+			res, over = result{verdict: gone}, true
+		}
 		for !over {
 			ev, err := events.Next()
 			switch {
 			case err == openai.ErrWait:
-				return false
+				return pumped.wait(len(events.Buffered()) == 0)
 			case err != nil:
 				res, over = r.end(err, ended), true
 			case ended:
@@ -174,6 +179,7 @@ func (r *relay) alike(ev openai.Event, text []byte, more bool, now time.Time) (r
 	r.outputs++
 	r.pace(now)
 	p := &r.pattern
+	p.plain = ev.DataAt == len(dataField) && len(ev.Raw) == len(ev.Data)+len(dataField)+len(blankLine) && ev.Raw[len(ev.Raw)-2] == '\n'
 	out := append(append(r.out[:0], ev.Raw[:ev.DataAt]...), p.outBefore...)
 	out = append(append(out, text...), p.outAfter...)
 	r.out = append(out, ev.Raw[ev.DataAt+len(ev.Data):]...)
