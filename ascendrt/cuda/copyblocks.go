@@ -97,7 +97,7 @@ func (b *blockCopy) small() bool {
 	return len(b.pairs)*b.count() >= listLeast && bytes*uint64(len(b.pairs)) <= pieces*listLargest
 }
 
-// blockParts is into how many parts the kernel divides a block.
+// parts is into how many parts the kernel divides a block.
 func (b *blockCopy) parts() uint64 {
 	most := uint64(0)
 	for i := range b.count() {

@@ -6,11 +6,11 @@ import (
 	"github.com/sluice-serving/sluice/connector"
 )
 
-// stage says which part of a job a report is about.
-type stage uint8
+// phase says which part of a job a report is about.
+type phase uint8
 
 const (
-	copied stage = iota // between device and host
+	copied phase = iota // between device and host
 	filed               // to files; only of saved turns
 )
 
@@ -22,7 +22,7 @@ type Report struct {
 	Bytes  int64 // of them
 	Took   time.Duration
 
-	stage     stage
+	phase     phase
 	willFile  bool  // a report of filed follows
 	fileAdded []Key // now in files
 	fileGone  []Key // no longer in files
@@ -49,7 +49,7 @@ func (s *Scheduler) Completed(ev connector.Event) {
 		return
 	}
 	seen := &j.seen
-	if rep.stage == filed {
+	if rep.phase == filed {
 		seen = &j.filed
 	}
 	bit := uint64(1) << (uint(ev.Worker) % 64)
@@ -59,19 +59,19 @@ func (s *Scheduler) Completed(ev connector.Event) {
 	}
 	*seen |= bit
 	j.failed = j.failed || ev.Err != nil
-	j.files = j.files || rep.willFile
+	j.willFile = j.willFile || rep.willFile
 	all := uint64(1)<<s.cfg.Workers - 1
-	if rep.stage == copied && j.seen == all {
+	if rep.phase == copied && j.seen == all {
 		s.copyEnded(j)
-		s.note(j, rep)
+		s.measure(j, rep)
 	}
-	if j.seen == all && (!j.files || j.filed == all) {
+	if j.seen == all && (!j.willFile || j.filed == all) {
 		s.endJob(rep.Job, j)
 	}
 }
 
-// note measures loads for Restorable.
-func (s *Scheduler) note(j *job, rep Report) {
+// measure times loads for Restorable.
+func (s *Scheduler) measure(j *job, rep Report) {
 	if j.kind != jobLoad || j.failed || j.tokens == 0 || rep.Took <= 0 {
 		return
 	}

@@ -225,7 +225,7 @@ func (w *Worker) writer() {
 // file writes a turn's blocks in runs. The scheduler's side keeps the slots
 // until the report.
 func (w *Worker) file(t *task) {
-	rep := Report{Job: t.what.job, stage: filed}
+	rep := Report{Job: t.what.job, phase: filed}
 	var keys []Key
 	var data [][]byte
 	flush := func() {

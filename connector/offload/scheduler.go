@@ -77,15 +77,15 @@ const (
 // job is a piece of work that the workers do. Its slots have a user until it
 // ends.
 type job struct {
-	kind    jobKind
-	request connector.RequestID
-	slots   []slot
-	publish []slot // matchable once the copy is complete
-	seen    uint64 // workers that have reported the copy
-	filed   uint64 // and the files
-	files   bool   // the workers also write files
-	failed  bool
-	tokens  int // of a load
+	kind     jobKind
+	request  connector.RequestID
+	slots    []slot
+	publish  []slot // matchable once the copy is complete
+	seen     uint64 // workers that have reported the copy
+	filed    uint64 // and the files
+	willFile bool   // the workers also write files
+	failed   bool
+	tokens   int // of a load
 }
 
 // item is one block of a job.
