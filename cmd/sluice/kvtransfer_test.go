@@ -348,3 +348,41 @@ func TestPushThroughTheProxy(t *testing.T) {
 	require.Eventually(t, func() bool { return s.metric("p", "sluice_kv_leases") == 0 }, 10*time.Second, 5*time.Millisecond)
 	identity.Check(t, k.answers(), got, func() []identity.Answer { return k.replay(s, members{"kv_noise": true}, func(int, int) {}, pd) })
 }
+
+// A prompt whose log probabilities are wanted is computed by the Decoder, which in
+// push mode then asks for no Prefiller: it answers all the same, and nothing is
+// held anywhere.
+func TestPromptLogprobsThroughTheProxy(t *testing.T) {
+	for _, push := range []bool{false, true} {
+		t.Run(map[bool]string{false: "pull", true: "push"}[push], func(t *testing.T) {
+			p := engine.Config{KVTransfer: engine.KVTransfer{Connector: engine.ConnectorPD, Role: engine.RoleProducer}, MaxTokens: 64}
+			d := engine.Config{KVTransfer: engine.KVTransfer{Connector: engine.ConnectorPD, Role: engine.RoleConsumer}}
+			s := run(t, []string{"p", "d"}, map[string]engine.Config{"p": p, "d": d}, func(c *proxy.Config) {
+				c.Backend.Push, c.RouteHeader, c.Append = push, true, false
+			})
+			raw, how := s.post("/v1/completions", members{"prompt": strings.Repeat("a long prompt. ", 20), "max_tokens": 3, "prompt_logprobs": 2})
+			require.Contains(t, how, "pd")
+			var out struct {
+				Choices []struct {
+					Prompt []map[string]struct{ Logprob float64 } `json:"prompt_logprobs"`
+				}
+				Usage struct {
+					Prompt int `json:"prompt_tokens"`
+				}
+			}
+			require.NoError(t, json.Unmarshal(raw, &out))
+			require.Len(t, out.Choices, 1, "%s", raw)
+			values := out.Choices[0].Prompt
+			require.Len(t, values, out.Usage.Prompt)
+			require.Nil(t, values[0])
+			for _, v := range values[1:] {
+				require.GreaterOrEqual(t, len(v), 2)
+			}
+			for _, name := range []string{"p", "d"} {
+				require.Eventually(t, func() bool {
+					return s.metric(name, "sluice_kv_leases") == 0 && s.metric(name, "sluice_kv_blocks", "state", "held") == 0
+				}, 20*time.Second, 5*time.Millisecond, name)
+			}
+		})
+	}
+}
