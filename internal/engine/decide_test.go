@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -210,11 +211,15 @@ func TestDecisionsAreFreeWithoutDebug(t *testing.T) {
 // An attempt behind a full Decoder is refused as busy within its bounded time,
 // without output, and what runs goes on.
 func TestBoundedLocalWait(t *testing.T) {
-	a := startDecoder(t, sched(switchedOn+`,"decoder_append_prefill_guards":{"max_local_wait_ms":20}`), slog.LevelDebug, func(c *Config) { c.MaxSeqs = 1 })
-	a.end(a.submit("first", ids(1, 64), nil))
-	long := a.submit("long", ids(3, 16), func(r *Request) { r.MaxTokens = 2000 })
-	_, err := long.Next(t.Context())
-	require.NoError(t, err)
+	full := func(waitMs int) (*attempts, *Stream) {
+		a := startDecoder(t, sched(fmt.Sprintf(`%s,"decoder_append_prefill_guards":{"max_local_wait_ms":%d}`, switchedOn, waitMs)), slog.LevelDebug, func(c *Config) { c.MaxSeqs = 1 })
+		a.end(a.submit("first", ids(1, 64), nil))
+		long := a.submit("long", ids(3, 16), func(r *Request) { r.MaxTokens = 2000 })
+		_, err := long.Next(t.Context())
+		require.NoError(t, err)
+		return a, long
+	}
+	a, long := full(20)
 	d, n := a.end(a.submit("hit", ids(1, 80), attempt("")))
 	require.Zero(t, n)
 	require.Equal(t, scheduler.Refusal{Reason: scheduler.Busy, PromptTokens: 80, CachedTokens: 64}, d.Refusal)
@@ -222,15 +227,16 @@ func TestBoundedLocalWait(t *testing.T) {
 	require.Len(t, got, 1)
 	require.Equal(t, []any{"waited", "refuse", "busy", 1.0}, []any{got[0]["rule"], got[0]["verdict"], got[0]["reason"], got[0]["running"]})
 	require.GreaterOrEqual(t, got[0]["waited"], float64(20*time.Millisecond))
-	_, err = long.Next(t.Context())
+	_, err := long.Next(t.Context())
 	require.NoError(t, err, "it was not touched")
+	require.Equal(t, 1.0, a.count("sluice_append_prefill_total", "reason", "busy"))
 
-	gone := a.submit("gone", ids(1, 80), attempt(""))
-	gone.Cancel()
+	a, long = full(600_000)
+	a.submit("gone", ids(1, 80), attempt("")).Cancel()
 	long.Cancel()
 	require.Eventually(t, func() bool { return a.count("sluice_append_prefill_total", "result", "gone") == 1 }, 10*time.Second, time.Millisecond)
-	require.Equal(t, 2.0, a.count("sluice_append_prefill_attempts_total"))
-	require.Equal(t, 2.0, a.count("sluice_append_prefill_total"))
+	require.Equal(t, 1.0, a.count("sluice_append_prefill_attempts_total"))
+	require.Equal(t, 1.0, a.count("sluice_append_prefill_total"))
 }
 
 // A turn's end tells until when its prefix is kept; without a lease nothing is
