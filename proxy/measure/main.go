@@ -40,7 +40,7 @@ type options struct {
 
 func main() {
 	var o options
-	role := flag.String("role", "", "internal: backend")
+	role := flag.String("role", "", "internal: backend or awake")
 	flag.StringVar(&o.sluice, "sluice", "bin/sluice", "the sluice binary")
 	flag.StringVar(&o.only, "only", "", "run one part: latency, throughput, streams or memory")
 	flag.IntVar(&o.requests, "requests", 2000, "requests of each latency measurement")
@@ -65,9 +65,12 @@ func main() {
 		fmt.Fprintln(os.Stderr, "measure:", err)
 		os.Exit(2)
 	}
-	if *role == "backend" {
+	switch *role {
+	case "backend":
 		err = runBackend(o.tick)
-	} else {
+	case "awake":
+		err = runAwake(os.Getppid())
+	default:
 		err = run(o)
 	}
 	if err != nil {

@@ -4,6 +4,7 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"strconv"
 	"testing"
 	"time"
@@ -13,6 +14,12 @@ import (
 
 // TestMain is a backend too, for the tests that need one.
 func TestMain(m *testing.M) {
+	if parent, err := strconv.Atoi(os.Getenv("MEASURE_AWAKE")); err == nil {
+		if err := runAwake(parent); err != nil {
+			os.Exit(3)
+		}
+		os.Exit(0)
+	}
 	if os.Getenv("MEASURE_BACKEND") != "" {
 		if err := runBackend(100 * time.Microsecond); err != nil {
 			panic(err)
@@ -108,4 +115,25 @@ func TestProcessors(t *testing.T) {
 	require.Error(t, pin("0,-1"))
 	require.Error(t, pin("4096"))
 	require.Positive(t, cores())
+}
+
+// What keeps a processor awake gives way to everything else, and does not outlive
+// the one that has started it.
+func TestAwakeGivesWayAndEnds(t *testing.T) {
+	t.Setenv("MEASURE_AWAKE", strconv.Itoa(os.Getpid()))
+	self, err := os.Executable()
+	require.NoError(t, err)
+	p, err := launch(self)
+	require.NoError(t, err)
+	raw, err := os.ReadFile("/proc/" + strconv.Itoa(p.cmd.Process.Pid) + "/sched")
+	if err == nil {
+		require.Regexp(t, `(?m)^policy\s*:\s*5$`, string(raw))
+	}
+	require.NoError(t, p.stop())
+
+	t.Setenv("MEASURE_AWAKE", "1") // as if the one that has started it had gone
+	orphan := exec.Command(self)
+	var exit *exec.ExitError
+	require.ErrorAs(t, orphan.Run(), &exit)
+	require.Equal(t, 3, exit.ExitCode())
 }

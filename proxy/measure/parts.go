@@ -15,8 +15,22 @@ import (
 const prefillMark = `,"kv_transfer_params":{"do_remote_decode":true}`
 
 // latency compares the two routes at concurrency 1 with the same calls sent
-// directly; rounds of both are interleaved, so that a busy machine hits both.
+// directly; rounds of both are interleaved, so that a busy machine hits both. It
+// does so twice: with processors that may sleep between the calls, and with
+// processors that are kept awake.
 func latency(o options) error {
+	if err := latencyWhile(o, ""); err != nil {
+		return err
+	}
+	stop, err := keepAwake()
+	if err != nil {
+		return err
+	}
+	defer stop()
+	return latencyWhile(o, ", processors kept awake")
+}
+
+func latencyWhile(o options, how string) error {
 	b, err := setUp(o)
 	if err != nil {
 		return err
@@ -65,7 +79,7 @@ func latency(o options) error {
 		slices.Sort(row.direct)
 		slices.Sort(row.via)
 		a, v := quantile(row.direct, .5), quantile(row.via, .5)
-		fmt.Printf("| %s | %s | %s | %s |\n", row.name, micros(a), micros(v), signed(micros(v-a)))
+		fmt.Printf("| %s%s | %s | %s | %s |\n", row.name, how, micros(a), micros(v), signed(micros(v-a)))
 	}
 	return nil
 }
