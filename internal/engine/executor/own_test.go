@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-serving/sluice/ascendrt/host"
 	"github.com/sluice-serving/sluice/graphs"
 	"github.com/sluice-serving/sluice/internal/engine/model"
+	"github.com/sluice-serving/sluice/internal/invariants"
 	"github.com/sluice-serving/sluice/kvcache"
 	"github.com/sluice-serving/sluice/scheduler"
 )
@@ -117,8 +118,8 @@ func (r *ownRig) step() {
 // A decode step is six commands of one submission, however many rows, and nothing of it
 // is allocated, from Plan to Apply.
 func TestDecodeStepsAllocateNothing(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector allocates")
+	if raceEnabled || invariants.Enabled {
+		t.Skip("the race detector and the checks of invariants allocate")
 	}
 	for _, rows := range []int{1, 8, 32} {
 		r := newOwnRig(t, rows, 256)
