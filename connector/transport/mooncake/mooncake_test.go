@@ -149,11 +149,14 @@ func TestTransferThatIsGivenUp(t *testing.T) {
 }
 
 func TestSilentEngineIsAStall(t *testing.T) {
-	t.Setenv("SLUICE_MOONCAKE_EMU_DELAY", "3000")
+	t.Setenv("SLUICE_MOONCAKE_EMU_DELAY", "800") // Close waits for it, a second at most
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	x, y, c, segs, into, _ := two(t, tcp.Config{StallTimeout: 20 * time.Millisecond, Retries: -1})
 	p, err := x.Connect(t.Context(), y.Address())
 	require.NoError(t, err)
 	require.ErrorIs(t, p.Read(t.Context(), c, segs), transport.ErrStalled)
+	require.NoError(t, x.Close())
+	require.NoError(t, y.Close())
 	require.True(t, bytes.Equal(make([]byte, len(into)), into), "nothing came")
 }
 
