@@ -37,7 +37,7 @@ const calibrations = 5
 func (r *runner) calibrate(ctx context.Context, l *Line, w *workload.Workload) (time.Duration, error) {
 	for _, old := range r.file.Lines() {
 		if old.Table == l.Table && old.Model == l.Model && old.Prompt == l.Prompt && old.planned() == l.planned() && old.PromptMs > 0 {
-			return time.Duration(old.PromptMs * float64(time.Millisecond)), nil
+			return fromMilliseconds(old.PromptMs), nil
 		}
 	}
 	if took, ok := r.prompt[r.fleet.setup]; ok {

@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"hash/fnv"
+	"math"
 	"time"
 
 	"github.com/sluice-serving/sluice/internal/bench/measure"
@@ -133,6 +134,11 @@ func newSpread(values []float64) Spread {
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// fromMilliseconds gives back what milliseconds was given, to the nanosecond.
+func fromMilliseconds(ms float64) time.Duration {
+	return time.Duration(math.Round(ms * float64(time.Millisecond)))
+}
 
 // client takes what the load generator saw.
 func (f *Figures) client(records []measure.Record) {

@@ -404,3 +404,10 @@ func TestForgettingWaits(t *testing.T) {
 	require.ErrorContains(t, f.forget(t.Context(), srv.URL), "status 500")
 	require.Equal(t, 4, asked)
 }
+
+// A factor that is taken from an earlier line is the same.
+func TestMillisecondsAreGivenBack(t *testing.T) {
+	for d := 8_324_000 * time.Nanosecond; d < 8_334_000; d++ {
+		require.Equal(t, d, fromMilliseconds(milliseconds(d)))
+	}
+}
