@@ -4,8 +4,19 @@
 typedef long long word;
 struct alignas(16) quad { word a, b; };
 
+// move_range moves a range with all threads of a block, eight loads of each under way at a time.
+__device__ __forceinline__ void move_range(quad* to, const quad* from, word begin, word end) {
+	for (word i = begin + threadIdx.x; i < end; i += 8 * blockDim.x) {
+		quad v[8];
+#pragma unroll
+		for (int k = 0; k < 8; k++) if (i + k * blockDim.x < end) v[k] = from[i + k * blockDim.x];
+#pragma unroll
+		for (int k = 0; k < 8; k++) if (i + k * blockDim.x < end) to[i + k * blockDim.x] = v[k];
+	}
+}
+
 // copy_list moves many small pieces: a unit is a part of one of them, and blocks of
-// threads take units in turn. Eight loads of a thread are under way at a time.
+// threads take units in turn.
 extern "C" __global__ void __launch_bounds__(256) copy_list(const word* list, word units, word parts, word part) {
 	word u = blockIdx.x;
 	const word* p = list + 3 * (u / parts);
@@ -20,13 +31,7 @@ extern "C" __global__ void __launch_bounds__(256) copy_list(const word* list, wo
 			dst = p[0], src = p[1], bytes = p[2];
 		}
 		if (end > begin + part / 16) end = begin + part / 16;
-		for (word i = begin + threadIdx.x; i < end; i += 8 * blockDim.x) {
-			quad v[8];
-#pragma unroll
-			for (int k = 0; k < 8; k++) if (i + k * blockDim.x < end) v[k] = from[i + k * blockDim.x];
-#pragma unroll
-			for (int k = 0; k < 8; k++) if (i + k * blockDim.x < end) to[i + k * blockDim.x] = v[k];
-		}
+		move_range(to, from, begin, end);
 		u = next;
 	}
 }
@@ -49,13 +54,7 @@ extern "C" __global__ void __launch_bounds__(256) copy_blocks(const word* table,
 		const quad* from = (const quad*)src;
 		word begin = (word)(u % cut) * (part / 16), whole = bytes / 16, end = whole;
 		if (end > begin + part / 16) end = begin + part / 16;
-		for (word i = begin + threadIdx.x; i < end; i += 8 * blockDim.x) {
-			quad v[8];
-#pragma unroll
-			for (int k = 0; k < 8; k++) if (i + k * blockDim.x < end) v[k] = from[i + k * blockDim.x];
-#pragma unroll
-			for (int k = 0; k < 8; k++) if (i + k * blockDim.x < end) to[i + k * blockDim.x] = v[k];
-		}
+		move_range(to, from, begin, end);
 		if (begin <= whole && whole < begin + part / 16) { // the part in which the block ends
 			word at = whole * 16 + threadIdx.x;
 			if (at < bytes) dst[at] = src[at];

@@ -173,16 +173,21 @@ func (r *Response) chunkLine(line []byte) error {
 func chunkSizeOf(line []byte) (size int64, ok bool) {
 	digits := 0
 	for ; digits < len(line); digits++ {
-		c := line[digits]
-		switch {
-		case c >= '0' && c <= '9':
-			c -= '0'
-		case c|0x20 >= 'a' && c|0x20 <= 'f':
-			c = c | 0x20 - 'a' + 10
-		default:
+		c, ok := hexDigit(line[digits])
+		if !ok {
 			return size, digits > 0 && digits <= 15 && endsSize(line[digits:])
 		}
 		size = size<<4 | int64(c)
+	}
+	return 0, false
+}
+
+func hexDigit(c byte) (byte, bool) {
+	switch {
+	case c >= '0' && c <= '9':
+		return c - '0', true
+	case c|0x20 >= 'a' && c|0x20 <= 'f':
+		return c | 0x20 - 'a' + 10, true
 	}
 	return 0, false
 }

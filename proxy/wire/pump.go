@@ -84,14 +84,9 @@ func unframed(p []byte) ([]byte, bool) {
 func smallChunk(p []byte) (from, to int, ok bool) {
 	size := 0
 	for from < len(p) && from < 6 {
-		c := p[from]
-		switch {
-		case c >= '0' && c <= '9':
-			c -= '0'
-		case c|0x20 >= 'a' && c|0x20 <= 'f':
-			c = c | 0x20 - 'a' + 10
-		default:
-			if c != '\r' || from+1 == len(p) || p[from+1] != '\n' || size == 0 {
+		c, digit := hexDigit(p[from])
+		if !digit {
+			if p[from] != '\r' || from+1 == len(p) || p[from+1] != '\n' || size == 0 {
 				return 0, 0, false
 			}
 			from += 2
