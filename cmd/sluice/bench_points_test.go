@@ -52,6 +52,8 @@ func TestBenchMeasuresPointsAndResumes(t *testing.T) {
 		require.Equal(t, 8.0*40, l.PrefillTokens)
 		require.Equal(t, "c0ffee", l.Commit)
 		require.Contains(t, l.Hardware, "host")
+		require.True(t, l.Shared)
+		require.Zero(t, l.Preempted)
 	}
 	require.Positive(t, strict.Piecewise, "arrivals leave the graph")
 	require.LessOrEqual(t, strict.Piecewise, 8)

@@ -78,7 +78,7 @@ func decode(text []byte) (*Line, error) {
 	}
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.DisallowUnknownFields()
-	l := new(Line)
+	l := &Line{Figures: Figures{Preempted: notRecorded}}
 	if err := dec.Decode(l); err != nil {
 		return nil, err
 	}

@@ -21,6 +21,7 @@ type Origin struct {
 	Command   string `json:"command"`                // that was run
 	Transport string `json:"transport"`              // of KV between the engines
 	Flags     string `json:"engine_flags,omitempty"` // that both engines were given beside the preset's
+	Shared    bool   `json:"one_device,omitempty"`   // by Prefiller and Decoders: one device for all
 	Sizes     Sizes  `json:"sizes"`
 }
 
@@ -83,6 +84,7 @@ type Figures struct {
 	Reasons      map[string]int `json:"non_full_reasons,omitempty"`
 	FullMs       float64        `json:"full_step_mean_ms"`
 	OtherMs      float64        `json:"other_step_mean_ms"`
+	Preempted    int            `json:"preemptions"` // on the Decoder: requests that lost their blocks while they ran; notRecorded in lines of earlier versions
 
 	TPOT Spread `json:"tpot_ms"`
 	ITL  Spread `json:"itl_ms"`
@@ -109,6 +111,9 @@ type Figures struct {
 	Workload      string         `json:"workload_sha256,omitempty"`
 	Answers       []string       `json:"answers,omitempty"` // a checksum of each answer's tokens
 }
+
+// notRecorded is a count that a line does not have.
+const notRecorded = -1
 
 // Spread is a figure's distribution.
 type Spread struct {
@@ -193,6 +198,7 @@ func (f *Figures) engines(before, after pages) {
 		return p(after).Sum(name, want) - p(before).Sum(name, want)
 	}
 	ofP, ofD := func(p pages) scrape.Page { return p.prefiller }, func(p pages) scrape.Page { return p.decoder }
+	f.Preempted = int(grown("vllm:num_preemptions_total", ofD, nil))
 	f.KVBytes = grown("sluice_kv_transfer_bytes_total", ofD, map[string]string{"direction": "received"})
 	f.TokenBytes = d1.Max("sluice_kv_block_bytes") / blockSize
 	const ways = "sluice_kv_transfer_way_bytes_total"

@@ -181,6 +181,23 @@ func TestResultsFile(t *testing.T) {
 	require.True(t, f.Done(one.Origin, &one.Point))
 	require.NoError(t, f.Close())
 
+	// An earlier version recorded no preemptions: they are not 0.
+	two.Preempted = 4
+	require.NoError(t, os.WriteFile(path, whole, 0o644))
+	f, err = Open(path, "c0ffee", nil)
+	require.NoError(t, err)
+	require.NoError(t, f.Add(two))
+	require.NoError(t, f.Close())
+	lines, err = Read(path)
+	require.NoError(t, err)
+	rows := Rows(lines, Tails)
+	require.Equal(t, "2 (0–4)", rows[0].preempted())
+	require.NoError(t, os.WriteFile(path, append(bytes.Replace(whole, []byte(`,"preemptions":0`), nil, 1), whole...), 0o644))
+	lines, err = Read(path)
+	require.NoError(t, err)
+	rows = Rows(lines, Tails)
+	require.Equal(t, "-", rows[0].preempted())
+
 	// A broken line in the midst is no torn one.
 	for text, why := range map[string]string{
 		"{\"version\":1,\n": "unexpected", `{"version":7,"table":"tails"}` + "\n": "version 7", `{"version":1,"table":"x"}` + "\n": `unknown table "x"`,
@@ -239,6 +256,29 @@ func TestMediansAndChecks(t *testing.T) {
 	out.Reset()
 	require.NoError(t, Print(&out, lines, AppendPrefill, Text))
 	require.Equal(t, "no point of append-prefill is measured\n", out.String())
+
+	// On one device the published time per token judges nothing, all else does.
+	for i := range lines {
+		lines[i].TTFT.P95, lines[i].Rate = 0, 8
+	}
+	names := func() (out []string) {
+		for _, c := range Checks(Rows(lines, Tails), Tails) {
+			out = append(out, c.Detail)
+		}
+		return out
+	}
+	on := names()
+	require.Len(t, on, 4)
+	require.Contains(t, on[2], "published 1.47 ms on a B200")
+	for i := range lines {
+		lines[i].Shared = true
+	}
+	require.Equal(t, append(on[:2:2], on[3]), names())
+	for i := range lines { // of the other model Strict is what the time is held to
+		lines[i].Model = Llama
+	}
+	require.Len(t, names(), 4)
+	require.Contains(t, names()[2], "mean TPOT 1.700 → 1.610 ms (-5.3 %), within 5 %")
 
 	page := Page(lines, Tails)
 	require.Len(t, page.Plots, 3)
@@ -335,6 +375,16 @@ func TestTimeLimit(t *testing.T) {
 	r.file.lines = []Line{slow}
 	require.Greater(t, r.expected(&list[1]), before)
 	require.Equal(t, before, r.expected(&list[24]), "another load")
+
+	// One device computes the prompts beside the answers.
+	p := Point{Table: Tails, Model: Llama, Input: 1024, Output: 256, Rate: 32, Policy: Strict, Seconds: 20}
+	r.o.PrefillerDevice, r.o.DecoderDevice = "cuda:0", "cuda:1"
+	apart := r.expected(&p)
+	require.Equal(t, 20*time.Second+2560*time.Millisecond+overhead, apart)
+	r.o.DecoderDevice = "cuda:0"
+	require.InDelta(t, 640*(1024/35e3+256/10.5e3), (r.expected(&p) - overhead).Seconds(), 1e-6)
+	p.Rate = 1
+	require.Equal(t, apart, r.expected(&p), "nothing queues")
 }
 
 // What is not done when the time is over is dropped, points with answers that are

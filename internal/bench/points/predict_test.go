@@ -119,6 +119,7 @@ func TestFiguresOfEngines(t *testing.T) {
 			},
 			"sluice_kv_transfer_bytes_total": {of(map[string]string{"direction": "received"}, bytes), of(map[string]string{"direction": "sent"}, 7)},
 			"sluice_kv_block_bytes":          {of(nil, block)},
+			"vllm:num_preemptions_total":     {of(map[string]string{"engine": "0"}, full/100), of(map[string]string{"engine": "1"}, none)},
 		}
 	}
 	var f Figures
@@ -126,6 +127,7 @@ func TestFiguresOfEngines(t *testing.T) {
 	require.Equal(t, []int{200, 4, 1}, []int{f.Full, f.Piecewise, f.None})
 	require.InDelta(t, 5.0/205, f.NonFullShare, 1e-12)
 	require.Equal(t, map[string]int{"prefill": 4, "too_large": 1}, f.Reasons)
+	require.Equal(t, 3, f.Preempted)
 	require.InDelta(t, 1, f.FullMs, 1e-9)
 	require.InDelta(t, 1.6, f.OtherMs, 1e-9)
 	require.Equal(t, "direct", f.Way)

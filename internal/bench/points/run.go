@@ -21,7 +21,7 @@ import (
 type Options struct {
 	Points  []Point  // in the order in which they are measured
 	Results string   // file that has and gets the lines
-	Origin           // Transport and Pools are filled in
+	Origin           // Transport, Shared and Sizes are filled in
 	Accept  []string // commits beside Origin's whose lines count too, abbreviated or not
 	Dir     string   // for the log and the trace files
 
@@ -96,7 +96,7 @@ func Run(ctx context.Context, o Options) (out *Outcome, err error) {
 	if o.ReadyTimeout == 0 {
 		o.ReadyTimeout = 3 * time.Minute
 	}
-	o.Transport = transport(o.Extra)
+	o.Transport, o.Shared = transport(o.Extra), o.PrefillerDevice == o.DecoderDevice
 	file, err := Open(o.Results, o.Commit, o.Accept)
 	if err != nil {
 		return nil, err
@@ -230,14 +230,19 @@ func (r *runner) expected(p *Point) time.Duration {
 		}
 		return time.Duration(1.4*tokens/rate*float64(time.Second)) + overhead
 	}
-	step, most := 0.003, 6500.0 // seconds a token, tokens a second over long contexts
+	step, prompts, most := 0.003, 150e3, 6500.0 // seconds a token; tokens a second of prompts, and of answers over long contexts
 	if p.Model == Llama {
-		step, most = 0.010, 4500
+		step, prompts, most = 0.010, 35e3, 3500
 	}
-	seconds := p.Seconds + step*float64(p.Output)
-	if p.Input+p.Output > 2048 {
-		seconds = max(seconds, p.Rate*p.Seconds*float64(p.Output)/most)
+	requests := p.Rate * p.Seconds
+	if p.Input+p.Output <= 2048 {
+		most *= 3
 	}
+	work := requests * float64(p.Output) / most
+	if r.o.PrefillerDevice == r.o.DecoderDevice {
+		work += requests * float64(p.Input) / prompts
+	}
+	seconds := max(p.Seconds+step*float64(p.Output), work)
 	return time.Duration(seconds*float64(time.Second)) + overhead
 }
 

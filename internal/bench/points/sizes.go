@@ -38,7 +38,7 @@ var memories = map[string][2]memory{ // by model: one device, two
 		{prefiller: 400_000, decoder: 160_000, together: 5, appendPrefiller: 400_000, quarter: 4, whole: 4},
 	},
 	Llama: {
-		{prefiller: 100_000, decoder: 160_000, together: 2, appendPrefiller: 100_000, quarter: 3, whole: 1},
+		{prefiller: 100_000, decoder: 220_000, together: 2, appendPrefiller: 100_000, quarter: 3, whole: 1},
 		{prefiller: 300_000, decoder: 300_000, together: 2, appendPrefiller: 300_000, quarter: 4, whole: 2},
 	},
 }

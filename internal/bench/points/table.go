@@ -62,7 +62,7 @@ func (f *Figures) measures() []*float64 {
 
 // counts are the whole numbers of a line of which a median is taken.
 func (f *Figures) counts() []*int {
-	return []*int{&f.Full, &f.Piecewise, &f.None, &f.Hits, &f.Fallbacks, &f.Tokens, &f.Events}
+	return []*int{&f.Full, &f.Piecewise, &f.None, &f.Preempted, &f.Hits, &f.Fallbacks, &f.Tokens, &f.Events}
 }
 
 func (r *Row) medians() {
@@ -107,12 +107,20 @@ func shape(model string) string { return strings.TrimPrefix(model, "random:") }
 
 // Columns of the tables, and below each what a row has there.
 var tailsColumns = []string{
-	"model", "in/out", "req/s", "policy", "repeats", "valid", "FULL", "PIECEWISE", "eager", "non-FULL %", "expected %",
+	"model", "in/out", "req/s", "policy", "repeats", "valid", "FULL", "PIECEWISE", "eager", "non-FULL %", "expected %", "preempted",
 	"TPOT ms", "TPOT p99 ms", "ITL p99 ms", "TTFT p50 ms", "FULL step ms", "other ms", "tokens/event", "sent p99 ms", "timer p99 ms", "client cores",
 }
 
 // perEvent is how many tokens an event of the answers carried.
 func (r *Row) perEvent() float64 { return float64(r.Tokens) / float64(max(r.Events, 1)) }
+
+// preempted is the preemptions; where some repeat did not record them they are unknown.
+func (r *Row) preempted() string {
+	if r.Least.Preempted == notRecorded {
+		return "-"
+	}
+	return r.over(0, func(f *Figures) float64 { return float64(f.Preempted) })
+}
 
 func (r *Row) tailsCells() []string {
 	expected := "-"
@@ -125,7 +133,7 @@ func (r *Row) tailsCells() []string {
 	}
 	return []string{
 		shape(r.Model), fmt.Sprintf("%d/%d", r.Input, r.Output), number(r.Rate), r.Policy, strconv.Itoa(len(r.Lines)), fmt.Sprintf("%d/%d", r.Valid, r.Requests),
-		strconv.Itoa(r.Full), strconv.Itoa(r.Piecewise), strconv.Itoa(r.None), r.over(2, func(f *Figures) float64 { return 100 * f.NonFullShare }), expected,
+		strconv.Itoa(r.Full), strconv.Itoa(r.Piecewise), strconv.Itoa(r.None), r.over(2, func(f *Figures) float64 { return 100 * f.NonFullShare }), expected, r.preempted(),
 		r.over(3, func(f *Figures) float64 { return f.TPOT.Mean }), fixed(r.TPOT.P99, 3), r.over(3, func(f *Figures) float64 { return f.ITL.P99 }),
 		r.over(2, func(f *Figures) float64 { return f.TTFT.P50 }), fixed(r.FullMs, 3), fixed(r.OtherMs, 3),
 		fixed(r.perEvent(), 2), fixed(r.Client.SentP99Ms, 2), fixed(r.Client.TimerP99Ms, 2), fixed(r.Client.Processor, 2),
@@ -134,7 +142,7 @@ func (r *Row) tailsCells() []string {
 
 var appendColumns = []string{
 	"model", "prompt", "output", "arm", "repeats", "valid", "total s", "req/s", "tokens/s", "TTFT p50 ms", "TTFT p95 ms", "TPOT p50 ms", "TPOT p95 ms",
-	"hits", "fallbacks", "P queue peak", "non-FULL %", "FULL step ms", "other ms", "P tokens", "as pd", "contradictions", "prompt ms", "times ÷", "sent p99 ms", "client cores",
+	"hits", "fallbacks", "preempted", "P queue peak", "non-FULL %", "FULL step ms", "other ms", "P tokens", "as pd", "contradictions", "prompt ms", "times ÷", "sent p99 ms", "client cores",
 }
 
 // same is how many answers of the row's repeats are those of the ordinary arm,
@@ -166,7 +174,7 @@ func (r *Row) appendCells(rows []Row) []string {
 		shape(r.Model), strconv.Itoa(r.Prompt), strconv.Itoa(r.Output), r.Arm, strconv.Itoa(len(r.Lines)), fmt.Sprintf("%d/%d", r.Valid, r.Requests),
 		r.over(3, func(f *Figures) float64 { return f.TotalS }), fixed(float64(r.Lines[0].Valid)/r.TotalS, 2), fixed(r.OutputPS, 1),
 		fixed(r.TTFT.P50, 1), r.over(1, func(f *Figures) float64 { return f.TTFT.P95 }),
-		fixed(r.TPOT.P50, 3), r.over(3, func(f *Figures) float64 { return f.TPOT.P95 }), r.over(0, func(f *Figures) float64 { return float64(f.Hits) }), strconv.Itoa(r.Fallbacks), fixed(r.QueuePeak, 0), fixed(100*r.NonFullShare, 1),
+		fixed(r.TPOT.P50, 3), r.over(3, func(f *Figures) float64 { return f.TPOT.P95 }), r.over(0, func(f *Figures) float64 { return float64(f.Hits) }), strconv.Itoa(r.Fallbacks), r.preempted(), fixed(r.QueuePeak, 0), fixed(100*r.NonFullShare, 1),
 		fixed(r.FullMs, 3), fixed(r.OtherMs, 3), fixed(r.PrefillTokens, 0), as, strconv.Itoa(contradictions), fixed(r.PromptMs, 2), fixed(r.Factor, 2),
 		fixed(r.Client.SentP99Ms, 2), fixed(r.Client.Processor, 2),
 	}
@@ -267,8 +275,8 @@ func origins(rows []Row) string {
 
 // brief is one line about a point that was measured.
 func (l *Line) brief() string {
-	s := fmt.Sprintf("%s: %d/%d valid, %.1f s, FULL %d, other %d (%.2f %%), TPOT %.3f ms, ITL p99 %.3f ms, TTFT p50 %.1f ms, p95 %.1f ms",
-		l.Key(), l.Valid, l.Requests, l.WallS, l.Full, l.Piecewise+l.None, 100*l.NonFullShare, l.TPOT.Mean, l.ITL.P99, l.TTFT.P50, l.TTFT.P95)
+	s := fmt.Sprintf("%s: %d/%d valid, %.1f s, FULL %d, other %d (%.2f %%), %d preempted, TPOT %.3f ms, ITL p99 %.3f ms, TTFT p50 %.1f ms, p95 %.1f ms",
+		l.Key(), l.Valid, l.Requests, l.WallS, l.Full, l.Piecewise+l.None, 100*l.NonFullShare, l.Preempted, l.TPOT.Mean, l.ITL.P99, l.TTFT.P50, l.TTFT.P95)
 	if l.Table == AppendPrefill {
 		s += fmt.Sprintf(", TPOT p95 %.3f ms, total %.2f s, %d hits, %d fallbacks, queue peak %.0f, %d contradictions", l.TPOT.P95, l.TotalS, l.Hits, l.Fallbacks, l.QueuePeak, l.Contradicts)
 	}
