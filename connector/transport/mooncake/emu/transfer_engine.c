@@ -43,7 +43,8 @@ struct engine {
 	int batches;        // not freed
 	int served[256];    // sockets of the peers that read here
 	int threads;
-	long fail_every, delay_ms;
+	long fail_every;
+	char *hold; // while this file exists, no batch begins
 	long tasks;
 };
 
@@ -158,7 +159,7 @@ static void mark(batch *b, size_t i, int state) { __atomic_store_n(&b->state[i],
 
 static void *work(void *arg) {
 	batch *b = arg;
-	if (b->e->delay_ms > 0) usleep((useconds_t)b->e->delay_ms * 1000);
+	while (b->e->hold && access(b->e->hold, F_OK) == 0) usleep(1000);
 	int fd = -1;
 	int32_t to = -1;
 	for (size_t i = 0; i < b->count; i++) {
@@ -202,7 +203,8 @@ void *createTransferEngine(const char *metadata, const char *server, const char 
 	pthread_cond_init(&e->idle, NULL);
 	memset(e->served, 0xff, sizeof e->served);
 	e->fail_every = setting("SLUICE_MOONCAKE_EMU_FAIL");
-	e->delay_ms = setting("SLUICE_MOONCAKE_EMU_DELAY");
+	const char *hold = getenv("SLUICE_MOONCAKE_EMU_HOLD");
+	e->hold = hold ? strdup(hold) : NULL;
 	struct sockaddr_storage a;
 	socklen_t n = sizeof a;
 	char service[16];
@@ -210,6 +212,7 @@ void *createTransferEngine(const char *metadata, const char *server, const char 
 	if (e->listener < 0 || bind(e->listener, list->ai_addr, list->ai_addrlen) || listen(e->listener, 64) || getsockname(e->listener, (void *)&a, &n) ||
 	    getnameinfo((void *)&a, n, NULL, 0, service, sizeof service, NI_NUMERICSERV) || pthread_create(&e->accepter, NULL, accept_all, e)) {
 		freeaddrinfo(list);
+		free(e->hold);
 		free(e);
 		return NULL;
 	}
@@ -233,6 +236,7 @@ void destroyTransferEngine(void *engine_) {
 	while (e->threads) pthread_cond_wait(&e->idle, &e->lock);
 	pthread_mutex_unlock(&e->lock);
 	for (int i = 0; i < NAMES; i++) free(e->names[i]);
+	free(e->hold);
 	free(e);
 }
 
