@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-serving/sluice/internal/bench/overlap"
 	"github.com/sluice-serving/sluice/internal/bench/workload"
 	"github.com/sluice-serving/sluice/internal/sim/trace"
+	"github.com/sluice-serving/sluice/internal/up"
 )
 
 const (
@@ -113,8 +114,8 @@ the file has, so that they can be called again until every point is there.`,
 	f.StringVar(&b.first, "first-len", "400-480", "sessions: length of the first input, low-high, in characters or tokens")
 	f.StringVar(&b.next, "next-len", "30-60", "sessions: length of later inputs, low-high")
 	f.StringVar(&b.system, "system", "", "sessions: system prompt of every chat")
-	f.DurationVar(&b.arrival, "arrival", 6*time.Second, "sessions: window over which they arrive")
-	f.DurationVar(&b.think, "think", 500*time.Millisecond, "sessions: pause before a follow-up")
+	f.DurationVar(&b.arrival, "arrival", 6*time.Second, "sessions, and the preset "+presetOverlap+": window over which they arrive")
+	f.DurationVar(&b.think, "think", 500*time.Millisecond, "sessions, and the preset "+presetOverlap+": pause before a follow-up")
 	f.IntVar(&b.maxTokens, "max-tokens", 32, "sessions: output limit of a turn")
 	f.IntVar(&b.requests, "num-prompts", 100, "random: number of requests")
 	f.IntVar(&b.inputLen, "input-len", 1024, "random: tokens (or characters) of a prompt")
@@ -196,6 +197,20 @@ func (b *benchFlags) runPreset(cmd *cobra.Command) error {
 func (b *benchFlags) runOverlap(cmd *cobra.Command) error {
 	p := overlap.Default()
 	p.Dir, p.Runner = b.folder(), b.runner
+	if cmd.Flags().Changed("device") {
+		if err := b.points.on(cmd.Context(), &p); err != nil {
+			return err
+		}
+	}
+	if cmd.Flags().Changed("arrival") {
+		p.Conversations.Arrival = b.arrival
+	}
+	if cmd.Flags().Changed("think") {
+		p.Conversations.Think = b.think
+	}
+	for _, e := range []*up.Engine{&p.Cluster.Prefiller, &p.Cluster.Decoder, &p.Alone} {
+		e.Extra = append(e.Extra, strings.Fields(b.points.engine)...)
+	}
 	report, err := overlap.Run(cmd.Context(), p, cmd.OutOrStdout())
 	if err != nil {
 		return err

@@ -16,7 +16,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/backends"
+	"github.com/sluice-serving/sluice/internal/bench/overlap"
 	"github.com/sluice-serving/sluice/internal/bench/points"
 	"github.com/sluice-serving/sluice/internal/sim/report"
 )
@@ -45,11 +47,11 @@ func (f *pointFlags) define(fs *pflag.FlagSet) {
 	fs.DurationVar(&f.limit, "time-limit", 0, of+"end within this time; a point that would not is left for the next call (0: none)")
 	fs.IntVar(&f.most, "points", 0, of+"measure so many at most (0: all)")
 	fs.StringVar(&f.only, "only", "", of+"those whose name has all words of a pattern such as 1024-256+strict; patterns are separated by commas")
-	fs.StringVar(&f.device, "device", "cuda", of+"device of the engines: cuda, ascend or host; with two of a kind the Prefiller gets the first and Decoders the second")
+	fs.StringVar(&f.device, "device", "cuda", "points, and the preset "+presetOverlap+" (default host): device of the engines: cuda, ascend or host; for points with two of a kind the Prefiller gets the first and Decoders the second")
 	fs.StringVar(&f.prefillerDevice, "prefiller-device", "", of+"device of the Prefiller, such as cuda:0")
 	fs.StringVar(&f.decoderDevice, "decoder-device", "", of+"device of the Decoders, such as cuda:1")
 	fs.StringVar(&f.extra, "kv-extra", "", of+"JSON object: kv_connector_extra_config of the connector between the engines")
-	fs.StringVar(&f.engine, "engine-flags", "", of+"flags that both engines get beside the preset's, such as \"--model-runner 2\"")
+	fs.StringVar(&f.engine, "engine-flags", "", "points, and the preset "+presetOverlap+": flags that all engines get beside the preset's, such as \"--model-runner 2\"")
 	fs.IntVar(&f.prefillerTokens, "prefiller-kv-tokens", 0, of+"KV pool of the Prefiller (0: what suits the model)")
 	fs.IntVar(&f.decoderTokens, "decoder-kv-tokens", 0, of+"KV pool of each Decoder (0: what suits the model)")
 	fs.StringVar(&f.commit, "commit", "", of+"commit that lines are marked with (default what the build recorded)")
@@ -219,20 +221,37 @@ func (f *pointFlags) groups(cmd *cobra.Command, table string, b *benchFlags) ([]
 	return out, nil
 }
 
+// probe finds the backend of --device, the ordinal in it, and what devices there are.
+func (f *pointFlags) probe(ctx context.Context) (b ascendrt.Backend, ordinal int, info ascendrt.Report, err error) {
+	if b, ordinal, err = backends.Find(f.device); err != nil {
+		return nil, 0, info, err
+	}
+	if info, err = b.Probe(ctx); err != nil {
+		return nil, 0, info, err
+	}
+	if len(info.Devices) == 0 {
+		err = fmt.Errorf("device %s: %s", f.device, info.Problem)
+	}
+	return b, ordinal, info, err
+}
+
+// on puts the engines of the preset overlap onto --device.
+func (f *pointFlags) on(ctx context.Context, p *overlap.Params) error {
+	b, ordinal, info, err := f.probe(ctx)
+	if err != nil {
+		return err
+	}
+	p.On(b.Name(), f.device, len(info.Devices)-ordinal)
+	return nil
+}
+
 // devices says where the engines run, and on what.
 func (f *pointFlags) devices(ctx context.Context) (prefiller, decoder, hardware string, err error) {
 	prefiller, decoder = f.prefillerDevice, f.decoderDevice
 	names := map[string]string{}
-	b, ordinal, err := backends.Find(f.device)
+	b, ordinal, info, err := f.probe(ctx)
 	if err != nil {
 		return "", "", "", err
-	}
-	info, err := b.Probe(ctx)
-	if err != nil {
-		return "", "", "", err
-	}
-	if len(info.Devices) == 0 {
-		return "", "", "", fmt.Errorf("device %s: %s", f.device, info.Problem)
 	}
 	for _, d := range info.Devices {
 		names[b.Name()+":"+strconv.Itoa(d.Ordinal)] = d.Name

@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-serving/sluice/internal/bench/overlap"
 	"github.com/sluice-serving/sluice/internal/bench/workload"
+	"github.com/sluice-serving/sluice/internal/up"
 )
 
 // The overlap of append-prefill and offload at a size for tests, with the
@@ -41,4 +42,19 @@ func TestOverlapSaysWhatFails(t *testing.T) {
 		require.Len(t, r.Failed(), 1)
 		require.Contains(t, r.Failed()[0], want)
 	}
+}
+
+func TestOverlapOnDevices(t *testing.T) {
+	pool := func(backend string, devices int) up.Engine {
+		p := overlap.Default()
+		p.On(backend, backend+":1", devices)
+		require.Equal(t, backend+":1", p.Cluster.Device)
+		return p.Cluster.Decoder
+	}
+	require.Equal(t, overlap.Default().Cluster.Decoder, pool("host", 1))
+	require.Equal(t, overlap.Default().Cluster.Decoder, pool("cuda", 2))
+	one := pool("cuda", 1)
+	require.Equal(t, []int{1, 840, 32}, []int{one.Ranks, one.Blocks, one.MaxSeqs})
+	ascend := pool("ascend", 8)
+	require.Equal(t, []int{2, 52, 128}, []int{ascend.Ranks, ascend.Blocks, ascend.BlockSize})
 }

@@ -59,6 +59,23 @@ func Default() Params {
 	}
 }
 
+// On puts all engines onto a device, of which there are so many from its ordinal on.
+// The Decoder's pool keeps its tokens: with one device one rank has the pools of both,
+// and a block of an Ascend device has 128 tokens.
+func (p *Params) On(backend, device string, devices int) {
+	p.Cluster.Device = device
+	d := &p.Cluster.Decoder
+	if backend != "host" && devices < d.Ranks {
+		d.Blocks, d.MaxSeqs, d.Ranks = d.Blocks*d.Ranks, d.MaxSeqs*d.Ranks, 1
+	}
+	if backend == "ascend" {
+		d.Blocks, d.BlockSize = d.Blocks*hostBlock/ascendBlock, ascendBlock
+	}
+}
+
+// Tokens of a KV block, where none is asked for.
+const hostBlock, ascendBlock = 16, 128
+
 // Report is the outcome of a run.
 type Report struct {
 	Requests, Correct                   int
