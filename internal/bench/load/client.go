@@ -193,6 +193,7 @@ func readStream(body io.Reader, since func() time.Duration, rec *measure.Record)
 	defer func() { rec.Text = text.String() }()
 	for {
 		ev, err := events.Next()
+		at := since() // the first event repeats the prompt's tokens: parsing it is no part of the server's time
 		if errors.Is(err, io.EOF) {
 			return errors.New("the stream ended without its end marker")
 		}
@@ -222,7 +223,7 @@ func readStream(body io.Reader, since func() time.Duration, rec *measure.Record)
 				piece += *ch.Delta.Content
 			}
 			if piece != "" || len(ch.TokenIDs) > 0 || ch.Delta.ReasoningContent != "" || len(ch.Delta.ToolCalls) > 0 {
-				seen(since(), rec)
+				seen(at, rec)
 			}
 			text.WriteString(piece)
 			rec.TokenIDs = append(rec.TokenIDs, ch.TokenIDs...)
