@@ -35,7 +35,7 @@ type pointFlags struct {
 	limit, ready                                                                               time.Duration
 	most, workers, prefillerTokens, decoderTokens                                              int
 	seconds                                                                                    float64
-	show, markdown                                                                             bool
+	show, markdown, alone                                                                      bool
 }
 
 func (f *pointFlags) define(fs *pflag.FlagSet) {
@@ -61,6 +61,7 @@ func (f *pointFlags) define(fs *pflag.FlagSet) {
 	fs.StringVar(&f.policies, "policies", "", of+"with --shapes: policies of tails, or arms of append-prefill-gpu, separated by commas")
 	fs.Float64Var(&f.seconds, "arrivals", 20, of+"seconds in which requests of tails arrive")
 	fs.DurationVar(&f.ready, "ready-timeout", 3*time.Minute, of+"how long an engine may take to become ready")
+	fs.BoolVar(&f.alone, "alone", true, of+"before a Decoder's first point of a shape measure requests that meet nobody: what the simulator takes for the way between the engines")
 	fs.IntVar(&f.workers, "device-workers", 0, of+"CPU cores per operation of the host device")
 }
 
@@ -87,7 +88,7 @@ func (f *pointFlags) run(cmd *cobra.Command, b *benchFlags) error {
 	}
 	o := points.Options{
 		Points: list, Results: f.results, Dir: b.folder(), Workers: f.workers, PrefillerTokens: f.prefillerTokens, DecoderTokens: f.decoderTokens,
-		Extra: f.extra, Limit: f.limit, Most: f.most, ReadyTimeout: f.ready, Out: out,
+		Extra: f.extra, NoAlone: !f.alone, Limit: f.limit, Most: f.most, ReadyTimeout: f.ready, Out: out,
 		Origin: points.Origin{Commit: f.commit, Command: strings.Join(os.Args, " "), Flags: strings.Join(strings.Fields(f.engine), " ")},
 	}
 	if o.Commit == "" {

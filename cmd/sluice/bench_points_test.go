@@ -53,6 +53,12 @@ func TestBenchMeasuresPointsAndResumes(t *testing.T) {
 		require.Equal(t, "c0ffee", l.Commit)
 		require.Contains(t, l.Hardware, "host")
 		require.True(t, l.Shared)
+		require.NotNil(t, l.Alone)
+		require.Equal(t, 6, l.Alone.Output)
+		require.Positive(t, l.Alone.Prompt)
+		require.Greater(t, l.Alone.TTFT, l.Alone.Prompt/2)
+		require.Positive(t, l.Alone.Gap)
+		require.Zero(t, l.Alone.Hit)
 		require.Zero(t, l.Preempted)
 	}
 	require.Positive(t, strict.Piecewise, "arrivals leave the graph")
@@ -92,10 +98,13 @@ func TestBenchMeasuresArms(t *testing.T) {
 		require.Equal(t, 9, points.SameAnswers(&l, &lines[0]), l.Arm)
 		require.Equal(t, lines[0].Factor, l.Factor)
 		require.InDelta(t, 1085, l.PromptMs*l.Factor, 1e-6)
+		require.Equal(t, l.PromptMs, l.Alone.Prompt)
 		if l.Arm == points.ArmPD {
 			require.Zero(t, l.Hits+l.Fallbacks)
+			require.Zero(t, l.Alone.Hit)
 		} else {
 			require.Equal(t, 6, l.Hits+l.Fallbacks, l.Arm)
+			require.Positive(t, l.Alone.Hit)
 		}
 	}
 	require.Equal(t, 6, lines[1].Hits, "plain admits any prefix")
@@ -111,10 +120,11 @@ func TestBenchMeasuresArms(t *testing.T) {
 func TestBenchStartsDecodersOneAtATime(t *testing.T) {
 	dir := t.TempDir()
 	out, _, err := benched(t, "--preset", "tails", "--device", "host", "--model", "random:tiny", "--shapes", "24/4", "--rates", "8", "--arrivals", "0.2",
-		"--policies", "strict,lenient", "--repeat", "1", "--dir", dir, "--device-workers", "1", "--commit", "c0ffee", "--decoder-kv-tokens", "2048")
+		"--policies", "strict,lenient", "--repeat", "1", "--alone=false", "--dir", dir, "--device-workers", "1", "--commit", "c0ffee", "--decoder-kv-tokens", "2048")
 	require.ErrorContains(t, err, `unknown graph policy "lenient"`)
 	require.Contains(t, out, "2 Decoders did not come up beside each other")
 	require.Contains(t, out, "1 points measured, 0 not kept, 1 left")
+	require.NotContains(t, out, "alone, a prompt")
 }
 
 func TestBenchRefusesPointsThatItCannotMeasure(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/sluice-serving/sluice/internal/bench/join"
@@ -28,9 +27,6 @@ func (p *Point) conversations() (*workload.Workload, error) {
 	}).Generate()
 }
 
-// calibrations is how many prompts are timed.
-const calibrations = 5
-
 // calibrate gives the time that one first prompt takes at the Prefiller alone:
 // that of the results file, so that arms of several runs have the same load,
 // else a measured one.
@@ -43,31 +39,11 @@ func (r *runner) calibrate(ctx context.Context, l *Line, w *workload.Workload) (
 	if took, ok := r.prompt[r.fleet.setup]; ok {
 		return took, nil
 	}
-	first := w.Cut(1)
-	first.Sessions = slices.Clone(first.Sessions[:min(len(first.Sessions), calibrations+2)])
-	for i := range first.Sessions {
-		turn := first.Sessions[i].Turns[0]
-		turn.MaxTokens = 1
-		first.Sessions[i].Turns = []workload.Turn{turn}
-	}
-	records, err := load.Run(ctx, first, load.Config{
-		Server: load.Server{URL: r.fleet.prefiller.URL(), Model: l.Model, Client: r.fleet.client}, Endpoint: load.Completions, EOS: load.IgnoreEOS,
-		Pace: load.Flat, Prefix: "calibrate-", Timeout: requestTimeout, MaxConcurrency: 1,
-	})
+	seconds, err := r.atPrefiller(ctx, w, &l.Point)
 	if err != nil {
 		return 0, err
 	}
-	var seconds []float64
-	for i := range records {
-		rec := &records[i]
-		if !rec.Valid() {
-			return 0, fmt.Errorf("time of a prompt: %s: %s", rec.RequestID, rec.Error)
-		}
-		if i > 1 || len(records) < 4 { // the first ones warm up
-			seconds = append(seconds, (rec.End - rec.Sent).Seconds())
-		}
-	}
-	took := time.Duration(measure.Percentile(seconds, 50) * float64(time.Second))
+	took := time.Duration(seconds * float64(time.Second))
 	r.prompt[r.fleet.setup] = took
 	fmt.Fprintf(r.o.Out, "the Prefiller takes %.2f ms for a first prompt of %d tokens, the published one took %v: the times (%v of arrivals, %v to think) are divided by %.2f\n",
 		milliseconds(took), l.Prompt, publishedPrompt, l.Window, l.Think, float64(publishedPrompt)/float64(took))
@@ -98,6 +74,9 @@ func (r *runner) arm(ctx context.Context, d *decoder, l *Line) error {
 	}
 	if err := r.probe(ctx, d, l); err != nil {
 		return fmt.Errorf("probes: %w", err)
+	}
+	if l.Alone, err = r.alone(ctx, d, &l.Point, l.Prompt, routing, took); err != nil {
+		return err
 	}
 	if err := r.fleet.forget(ctx, d.child.URL()); err != nil { // what warmed up
 		return err

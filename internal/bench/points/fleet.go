@@ -39,7 +39,8 @@ type decoder struct {
 	child   *up.Child
 	proxies map[up.Routing]*up.Child
 	traces  []string
-	warm    map[int]bool // by length of the prompt
+	warm    map[int]bool      // by length of the prompt
+	alone   map[string]*Alone // by shape and route
 	probed  bool
 }
 

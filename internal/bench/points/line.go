@@ -96,7 +96,8 @@ type Figures struct {
 	PrefillTokens float64 `json:"prefiller_tokens"`
 	HeldAfter     float64 `json:"blocks_held_after"`
 
-	Client Lag `json:"client"`
+	Client Lag    `json:"client"`
+	Alone  *Alone `json:"alone,omitempty"`
 
 	// Of append-prefill.
 	PromptMs      float64        `json:"prompt_ms,omitempty"` // measured at the Prefiller, one first prompt alone

@@ -336,6 +336,33 @@ func TestLagIsMeasured(t *testing.T) {
 	require.Equal(t, 3.0, l.SentMaxMs, "a request that was not sent is not late")
 }
 
+// The medians of requests that met nobody: the first event comes late where the
+// second one follows it sooner than the others each other.
+func TestAlone(t *testing.T) {
+	ms := func(v ...time.Duration) (out []time.Duration) {
+		for _, d := range v {
+			out = append(out, d*time.Millisecond)
+		}
+		return out
+	}
+	var records []measure.Record
+	for i := range 3 {
+		records = append(records,
+			measure.Record{Status: 200, FinishReason: "length", OutputTokens: 5, PromptTokens: 9, Sent: 5 * time.Millisecond, First: time.Duration(25+i) * time.Millisecond, Gaps: ms(1, 4, 4, 9)},
+			measure.Record{Status: 200, FinishReason: "length", OutputTokens: 5, PromptTokens: 9, Turn: 1, Sent: 1, First: 3*time.Millisecond + 1, Gaps: ms(7, 7)})
+	}
+	var a Alone
+	require.NoError(t, a.take(records))
+	require.Equal(t, Alone{TTFT: 21, Hit: 3, Gap: 4, GapP99: 9, Late: 3}, a)
+	for i := range records { // on time
+		records[i].Gaps = ms(5, 4, 4)
+	}
+	require.NoError(t, a.take(records))
+	require.Zero(t, a.Late)
+	records[1].Error = "no answer"
+	require.ErrorContains(t, a.take(records), "no answer")
+}
+
 func TestConnectors(t *testing.T) {
 	var c map[string]any
 	require.NoError(t, json.Unmarshal([]byte(transfer("kv_consumer", `{"transport":"ucx"}`, 64)), &c))

@@ -30,6 +30,7 @@ type Options struct {
 	PrefillerTokens, DecoderTokens int    // of KV; 0: what suits the model
 	Extra                          string // kv_connector_extra_config of the connector between the engines, JSON; empty: none
 
+	NoAlone      bool          // no requests go alone before the points
 	Limit        time.Duration // of the whole run; points that would not end within it are left; 0: none
 	Most         int           // points of this run; 0: no limit
 	ReadyTimeout time.Duration // of a process; 0: 3 minutes

@@ -87,6 +87,9 @@ func (r *runner) tails(ctx context.Context, d *decoder, l *Line) error {
 	if err := r.warm(ctx, d, &l.Point, l.Input, up.OrdinaryPD); err != nil {
 		return err
 	}
+	if l.Alone, err = r.alone(ctx, d, &l.Point, l.Input, up.OrdinaryPD, 0); err != nil {
+		return err
+	}
 	_, err = r.measured(ctx, d, l, func(ctx context.Context) ([]measure.Record, error) {
 		return r.replay(ctx, d, w, &l.Point, up.OrdinaryPD, load.Config{Prefix: fmt.Sprintf("t%d-", time.Now().UnixNano())})
 	})

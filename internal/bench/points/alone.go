@@ -1,0 +1,153 @@
+package points
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/sluice-serving/sluice/internal/bench/load"
+	"github.com/sluice-serving/sluice/internal/bench/measure"
+	"github.com/sluice-serving/sluice/internal/bench/workload"
+	"github.com/sluice-serving/sluice/internal/up"
+)
+
+// Alone is what requests of a point's shape take that meet nobody: medians, in ms.
+// What of it no step explains is the way: HTTP, the proxy, the KV's copy. The
+// simulator takes it from here.
+type Alone struct {
+	Output int     `json:"output_tokens"` // of each
+	Prompt float64 `json:"prompt_ms"`     // a prompt at the Prefiller, asked directly, to the end of its one token
+	TTFT   float64 `json:"ttft_ms"`       // through proxy, Prefiller and Decoder, from when it was sent
+	Hit    float64 `json:"hit_ttft_ms,omitempty"`
+	Gap    float64 `json:"gap_ms"` // between two events of an answer
+	GapP99 float64 `json:"gap_p99_ms"`
+	Late   float64 `json:"first_late_ms"` // how much nearer to the second event the first one is than a gap: it carries the prompt's tokens
+}
+
+const (
+	calibrations = 5  // prompts that are timed, and requests that go alone
+	aloneOutput  = 64 // tokens of their answers, at most
+)
+
+// atPrefiller is the median time in seconds of the first prompts of a workload, one
+// at a time at the Prefiller, answered by one token.
+func (r *runner) atPrefiller(ctx context.Context, w *workload.Workload, p *Point) (float64, error) {
+	first := w.Cut(1)
+	first.Sessions = slices.Clone(first.Sessions[:min(len(first.Sessions), calibrations+2)])
+	for i := range first.Sessions {
+		turn := first.Sessions[i].Turns[0]
+		turn.MaxTokens = 1
+		first.Sessions[i].Turns = []workload.Turn{turn}
+	}
+	records, err := load.Run(ctx, first, load.Config{
+		Server: load.Server{URL: r.fleet.prefiller.URL(), Model: p.Model, Client: r.fleet.client}, Endpoint: load.Completions, EOS: load.IgnoreEOS,
+		Pace: load.Flat, Prefix: "calibrate-", Timeout: requestTimeout, MaxConcurrency: 1,
+	})
+	if err != nil {
+		return 0, err
+	}
+	var seconds []float64
+	for i := range records {
+		rec := &records[i]
+		if !rec.Valid() {
+			return 0, fmt.Errorf("time of a prompt: %s: %s", rec.RequestID, rec.Error)
+		}
+		if i > 1 || len(records) < 4 { // the first ones warm up
+			seconds = append(seconds, (rec.End - rec.Sent).Seconds())
+		}
+	}
+	return measure.Percentile(seconds, 50), nil
+}
+
+// alone measures them once for a Decoder, a route and a shape, one session after the
+// other. With append attempts each has a second turn, which is a hit. prompt is the time
+// of one at the Prefiller, 0 if it is to be measured.
+func (r *runner) alone(ctx context.Context, d *decoder, p *Point, length int, routing up.Routing, prompt time.Duration) (*Alone, error) {
+	key := fmt.Sprint(length, "/", p.Output, "/", routing)
+	if a := d.alone[key]; a != nil || r.o.NoAlone {
+		return a, nil
+	}
+	c := workload.Conversations{
+		Name: "alone", Seed: 11, Content: workload.Tokens, Sessions: calibrations, Turns: 1, Vocab: vocabulary(p.Model), MaxTokens: min(p.Output, aloneOutput),
+		First: workload.Range{Low: length, High: length}, Next: workload.Range{Low: 8, High: 8},
+	}
+	if routing == up.AppendPrefill {
+		c.Turns = 2
+	}
+	w, err := c.Generate()
+	if err != nil {
+		return nil, err
+	}
+	a := &Alone{Output: c.MaxTokens, Prompt: milliseconds(prompt)}
+	if prompt == 0 {
+		seconds, err := r.atPrefiller(ctx, w, p)
+		if err != nil {
+			return nil, err
+		}
+		a.Prompt = 1e3 * seconds
+	}
+	var records []measure.Record
+	for i := range w.Sessions {
+		one := *w
+		one.Sessions = w.Sessions[i : i+1]
+		prefix := fmt.Sprintf("alone-%d-", time.Now().UnixNano())
+		got, err := r.replay(ctx, d, &one, p, routing, load.Config{
+			Prefix: prefix, CacheSalt: prefix, Pace: load.Flat,
+			Prepare: func(_ string, turn int, call *load.Call) {
+				if turn == c.Turns-1 {
+					call.Header.Set("X-Session-End", "true")
+				}
+			},
+		})
+		if err != nil {
+			return nil, err
+		}
+		records = append(records, got...)
+	}
+	if err := a.take(records); err != nil {
+		return nil, err
+	}
+	if d.alone == nil {
+		d.alone = map[string]*Alone{}
+	}
+	d.alone[key] = a
+	fmt.Fprintf(r.o.Out, "  %s: alone, a prompt of %d tokens takes %.2f ms at the Prefiller, on its whole way %.2f ms to the first token, %.3f ms a token behind it\n", d.name, length, a.Prompt, a.TTFT, a.Gap)
+	return a, nil
+}
+
+// take takes the medians of records.
+func (a *Alone) take(records []measure.Record) error {
+	var first, hit, gaps, head []float64
+	for i := range records {
+		rec := &records[i]
+		if !rec.Valid() {
+			return fmt.Errorf("a request alone: %s: %s", rec.RequestID, rec.Error)
+		}
+		took := milliseconds(rec.First - rec.Sent)
+		if rec.FollowUp() {
+			hit = append(hit, took)
+			continue
+		}
+		first = append(first, took)
+		for k, g := range rec.Gaps {
+			if k == 0 {
+				head = append(head, milliseconds(g))
+			} else {
+				gaps = append(gaps, milliseconds(g))
+			}
+		}
+	}
+	median := func(v []float64) float64 {
+		if len(v) == 0 {
+			return 0
+		}
+		return measure.Percentile(v, 50)
+	}
+	a.TTFT, a.Hit, a.Gap = median(first), median(hit), median(gaps)
+	if len(gaps) > 0 {
+		a.GapP99 = measure.Percentile(gaps, 99)
+		a.Late = max(a.Gap-median(head), 0)
+	}
+	return nil
+}
