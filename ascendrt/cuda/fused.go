@@ -324,6 +324,23 @@ func (d *device) attends(typ ascendrt.DType, n ascendrt.AttentionAttr) bool {
 		n.BlockSize&(n.BlockSize-1) == 0 && n.BlockSize >= 16 && group <= 32 && 128%group == 0 && d.desc.cc >= 90
 }
 
+// clusters are how many blocks may share the keys of a request.
+var clusters = []int{1, 2, 4, 8}
+
+// sharing gives the index in clusters for rows of several tokens, per tokens a tile, of
+// requests that see at most so many keys. How many tiles there are the device finds out:
+// the grid has room for the most, and blocks without one end at once. How many share one
+// is chosen by what a step likely is, a prompt beside requests of one token each. Two
+// blocks fit a multiprocessor, and one has at least two tiles of 64 keys.
+func sharing(rows, requests, per, kvHeads, units, keys int) int {
+	likely := max(rows-requests, 0)/per + 1
+	c := 0
+	for c < len(clusters)-1 && likely*kvHeads*clusters[c+1] <= 2*units && keys >= 128*clusters[c+1] {
+		c++
+	}
+	return c
+}
+
 // planFastAttention uses one kernel for short rows, as decodes are, and another
 // for long ones; both where the step may hold both.
 func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
@@ -335,7 +352,6 @@ func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
 		queries *= 2
 	}
 	few := 8 * queries
-	clusters := []int{1, 2, 4, 8}
 	var short, ring []*kernel
 	// Two tiles of 16 keys and values per warp, and what a cluster pushes.
 	ringed := 8*2*2*16*(2*n.HeadDim+40) + 4*(few*n.HeadDim+2*8*few)
@@ -415,11 +431,7 @@ func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
 		if tiles == 0 {
 			return nil
 		}
-		// Two blocks fit a multiprocessor. One has at least two tiles of 64 keys.
-		c = 0
-		for c < len(clusters)-1 && tiles*n.KVHeads*clusters[c+1] <= 2*d.info.ComputeUnits && table.RowLen()*n.BlockSize >= 128*clusters[c+1] {
-			c++
-		}
+		c = sharing(q.Rows(), reqs, per, n.KVHeads, d.info.ComputeUnits, table.RowLen()*n.BlockSize)
 		return t.overlap(tall[c], [3]int{tiles * clusters[c], n.KVHeads, 1}, 128, tallShared, append(append(params, uint64(reqs)), append(tail, uint64(few))...)...)
 	}
 	return nil

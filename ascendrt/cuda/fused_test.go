@@ -355,9 +355,25 @@ func TestFusedAttention(t *testing.T) {
 		{heads{2, 1, 128, 16, 0}, []row{{3, 40}, {70, 90}}, 0},
 		{heads{4, 1, 64, 16, 0}, []row{{2, 33}, {1, 70}}, 2},
 		{heads{16, 8, 128, 16, 0}, slices.Repeat([]row{{1, 130}, {1, 16}, {0, 0}, {1, 257}}, 6), 1},
+		// More tiles than a step likely has, and fewer.
+		{heads{16, 8, 128, 16, 0}, slices.Repeat([]row{{5, 1100}}, 16), 0},
+		{heads{16, 8, 128, 64, 0}, append(slices.Repeat([]row{{1, 300}}, 9), row{64, 4200}), 0},
 	} {
 		t.Run(fmt.Sprintf("%d/%d_of_%d_for_%d", i, x.hq, x.d, x.hk), func(t *testing.T) { fusedAttention(bench.in(t), x) })
 	}
+}
+
+// A prompt's rows are spread over the device as if requests of one token were not there.
+func TestSharing(t *testing.T) {
+	blocks := func(rows, requests, keys int) int { return clusters[sharing(rows, requests, 64, 8, 132, keys)] }
+	require.Equal(t, 8, blocks(64, 1, 12352))
+	require.Equal(t, 8, blocks(72, 9, 12352))
+	require.Equal(t, 4, blocks(512, 1, 12800))
+	require.Equal(t, 4, blocks(512+32, 33, 12800))
+	require.Equal(t, 1, blocks(2048, 1, 14336), "the prompt alone fills the device")
+	require.Equal(t, 1, blocks(64, 1, 100), "nobody has less than two tiles of keys")
+	require.Equal(t, 2, blocks(64, 1, 300))
+	require.Equal(t, 1, blocks(8, 9, 100), "more requests than rows, as padded ones are")
 }
 
 func fusedAttention(b *bench, x attentionCase) {
