@@ -16,8 +16,13 @@ import (
 type Way uint8
 
 const (
+	// Auto goes by the size of the pieces, a block's part of one region: from 64 KiB on
+	// as Engine, which keeps the compute units free, smaller ones as Staged. The driver
+	// takes up to a microsecond for a piece, in which the bus moves some 50 KiB: smaller
+	// pieces cross faster than they are handed over.
+	Auto Way = iota
 	// Staged gathers blocks on the device; they cross as runs, by the copy engines.
-	Staged Way = iota
+	Staged
 	// Direct lets a few of the compute units copy between the blocks and the host.
 	Direct
 	// Engine leaves every piece to the copy engines.
@@ -26,7 +31,7 @@ const (
 	Pieces
 )
 
-var ways = [...]string{"staged", "direct", "engine", "pieces"}
+var ways = [...]string{"auto", "staged", "direct", "engine", "pieces"}
 
 // String names the way.
 func (w Way) String() string {
@@ -38,26 +43,33 @@ func (w Way) String() string {
 
 // DeviceOptions are choices about the copies. Zero values are the defaults.
 type DeviceOptions struct {
-	Way   Way
-	Width int // groups of threads that gather, or copy directly, at a time; default 32, directly 8
-	Stage int // bytes that are prepared and submitted at a time; default 8 MiB
+	Way     Way
+	Width   int // groups of threads that gather, or copy directly, at a time; default 32, directly 8
+	Stage   int // bytes that are prepared and submitted at a time; default 8 MiB
+	Stages  int // of a direction: fillings that are gathered, or cross, beside each other; default 3
+	Streams int // of a direction, on which the copy engines take turns; default 2
+	Run     int // bytes that cross as one copy at most, so that a step's own copies get in between; default 512 KiB
 }
 
 func (o DeviceOptions) withDefaults() DeviceOptions {
-	if o.Width <= 0 {
-		o.Width = 32
-		if o.Way == Direct {
-			o.Width = 8 // enough for the bus
+	set := func(v *int, n int) {
+		if *v <= 0 {
+			*v = n
 		}
 	}
-	if o.Stage <= 0 {
-		o.Stage = 8 << 20
+	if o.Way == Direct {
+		set(&o.Width, 8) // enough for the bus
 	}
+	set(&o.Width, 32)
+	set(&o.Stage, 8<<20)
+	set(&o.Stages, 3)
+	set(&o.Streams, 2)
+	set(&o.Run, 512<<10)
 	return o
 }
 
-// DeviceMover copies by the device, on streams of its own (two a direction) between
-// its memory and pinned host memory, so that copies overlap the engine's steps.
+// DeviceMover copies by the device, on streams of its own between its memory and
+// pinned host memory, so that copies overlap the engine's steps.
 type DeviceMover struct {
 	dev     ascendrt.Device
 	how     DeviceOptions
@@ -69,29 +81,24 @@ type DeviceMover struct {
 	prepared atomic.Int64 // ns
 }
 
-// lane is one direction. One batch at a time is built. Its halves take turns, so
-// that one gathers while what the other holds crosses.
+// lane is one direction. One batch at a time is built.
 type lane struct {
 	load   bool // to the device
-	halves [2]half
+	bus    []ascendrt.Stream
+	units  ascendrt.Stream // of what is gathered or scattered; nil without stages
+	stages []stage
 
 	mu        sync.Mutex
 	cond      *sync.Cond
 	urgent    int // calls that the others wait for between two fillings
-	turn      int
+	turn      int // of streams and stages: fillings so far
 	cmd       ascendrt.Commands
 	areas     []ascendrt.BlockRegion
 	ids       []int32         // 0, 1, 2, …
 	near, far []ascendrt.View // of a batch: on the device, on the host
-	rows      []ascendrt.View // of a batch of pieces: in the stage, piece by piece
-	runs      []ascendrt.View // and run by run
+	pieces    []ascendrt.View // on the device, of a list
+	rows      []ascendrt.View // and in the stage
 	list      []move
-}
-
-// half is a stream, whose order is that of what its stage holds.
-type half struct {
-	stream ascendrt.Stream
-	stage  ascendrt.Buffer // on the device; nil: none
 }
 
 var _ Mover = (*DeviceMover)(nil)
@@ -116,20 +123,44 @@ func NewDeviceMoverWith(dev ascendrt.Device, regions []ascendrt.Buffer, o Device
 		l := &m.lanes[i]
 		l.load = i == 1
 		l.cond = sync.NewCond(&l.mu)
-		for k := range l.halves {
-			h := &l.halves[k]
-			var err error
-			if h.stream, err = dev.NewStream(ascendrt.StreamOptions{Role: role}); err != nil {
-				return nil, errors.Join(fmt.Errorf("%s stream: %w", role, err), m.Close())
-			}
-			if caps.ListCopy && (o.Way == Staged || o.Way == Pieces) {
-				if b, err := dev.Alloc(m.how.Stage, ascendrt.PlaceDefault); err == nil { // else it goes without
-					h.stage = b
-				}
-			}
+		if err := m.open(l, role, caps.ListCopy && o.Way != Direct && o.Way != Engine); err != nil {
+			return nil, errors.Join(fmt.Errorf("%s stream: %w", role, err), m.Close())
 		}
 	}
 	return m, nil
+}
+
+// open makes a lane's streams and stages. Without memory for a stage it has none.
+func (m *DeviceMover) open(l *lane, role string, staged bool) error {
+	for range m.how.Streams {
+		s, err := m.dev.NewStream(ascendrt.StreamOptions{Role: role})
+		if err != nil {
+			return err
+		}
+		l.bus = append(l.bus, s)
+	}
+	for len(l.stages) < m.how.Stages && staged {
+		var s stage
+		var err error
+		if s.memory, err = m.dev.Alloc(m.how.Stage, ascendrt.PlaceDefault); err != nil {
+			break
+		}
+		l.stages = append(l.stages, s)
+	}
+	if len(l.stages) == 0 {
+		return nil
+	}
+	for i := range l.stages {
+		for _, e := range []*ascendrt.Event{&l.stages[i].full, &l.stages[i].free} {
+			var err error
+			if *e, err = m.dev.NewEvent(ascendrt.EventOrder); err != nil {
+				return err
+			}
+		}
+	}
+	var err error
+	l.units, err = m.dev.NewStream(ascendrt.StreamOptions{Role: role})
+	return err
 }
 
 // Alloc pins the memory.
@@ -219,32 +250,50 @@ func (m *DeviceMover) submit(l *lane, c Copies, bytes int) (ascendrt.Point, erro
 	}
 	begin := time.Now()
 	defer func() { m.prepared.Add(int64(time.Since(begin))) }()
-	h := &l.halves[l.turn]
-	l.turn = 1 - l.turn
+	bus := l.bus[l.turn%len(l.bus)]
+	last := bus // on which the filling ends
+	way := m.how.way(c, bytes)
 	l.cmd.Reset()
-	gather := h.stage != nil && bytes <= h.stage.Len() && gathers(c, bytes)
 	switch {
-	case m.blocks && gather:
-		m.staged(l, h.stage, c, bytes)
+	case len(l.stages) > 0 && bytes <= m.how.Stage && way != Engine && gathers(c, bytes):
+		st := &l.stages[l.turn%len(l.stages)]
+		if l.load {
+			last = l.units
+		}
+		if m.blocks {
+			m.staged(l, st, bus, c, bytes)
+		} else {
+			m.stagedPieces(l, st, bus, c)
+		}
 	case m.blocks:
 		by := ascendrt.CopyByEngine
-		if m.how.Way == Direct {
+		if way == Direct {
 			by = ascendrt.CopyByUnits
 		}
 		m.straight(l, c, by)
-	case gather:
-		m.stagedPieces(l, h.stage, c)
 	default:
 		m.pieces(l, c)
 	}
+	l.turn++
 	if err := l.cmd.Err(); err != nil {
 		return ascendrt.Point{}, err
 	}
-	p, n, err := h.stream.Submit(&l.cmd)
+	p, n, err := last.Submit(&l.cmd)
 	if err != nil && n == 0 {
 		return ascendrt.Point{}, err
 	}
 	return p, err
+}
+
+// way is the way of copies whose blocks have so many bytes.
+func (o DeviceOptions) way(c Copies, bytes int) Way {
+	switch {
+	case o.Way != Auto:
+		return o.Way
+	case bytes >= engineBytes*len(c.Parts):
+		return Engine
+	}
+	return Staged
 }
 
 // straight appends copies between the blocks and the host.
@@ -299,16 +348,21 @@ func (m *DeviceMover) pieces(l *lane, c Copies) {
 func (m *DeviceMover) Close() error {
 	var errs []error
 	for i := range m.lanes {
-		for k := range m.lanes[i].halves {
-			h := &m.lanes[i].halves[k]
-			if h.stream != nil {
-				errs = append(errs, h.stream.Close())
+		l := &m.lanes[i]
+		for _, s := range append(l.bus, l.units) {
+			if s != nil {
+				errs = append(errs, s.Close())
 			}
-			if h.stage != nil {
-				errs = append(errs, h.stage.FreeAfter(ascendrt.Point{}))
-			}
-			*h = half{}
 		}
+		for _, s := range l.stages {
+			for _, e := range []ascendrt.Event{s.full, s.free} {
+				if e != nil {
+					errs = append(errs, e.Close())
+				}
+			}
+			errs = append(errs, s.memory.FreeAfter(ascendrt.Point{}))
+		}
+		l.bus, l.units, l.stages = nil, nil, nil
 	}
 	if m.host != nil {
 		errs = append(errs, m.host.FreeAfter(ascendrt.Point{}))

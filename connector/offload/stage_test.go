@@ -142,7 +142,7 @@ func TestWays(t *testing.T) {
 				b.t = t
 				m, err := NewDeviceMoverWith(b.dev, b.bufs, DeviceOptions{Way: way, Stage: 200 << 10})
 				require.NoError(t, err)
-				require.Equal(t, way == Staged || way == Pieces, m.lanes[0].halves[0].stage != nil)
+				require.Equal(t, way == Auto || way == Staged || way == Pieces, len(m.lanes[0].stages) == 3)
 				host, err := m.Alloc(benchBlocks * 40 << 10)
 				require.NoError(t, err)
 				row := make([]int, benchBlocks)
@@ -163,6 +163,66 @@ func TestWays(t *testing.T) {
 				require.NoError(t, m.Close())
 			})
 		}
+	}
+}
+
+// However many stages and streams take turns, and wherever runs are cut, a stage is
+// filled again only when what it held has crossed.
+func TestStages(t *testing.T) {
+	pieces := slices.Repeat([]int{4 << 10}, 6)
+	b := newMoverBench(t, pieces)
+	for _, o := range []DeviceOptions{
+		{Stages: 1, Streams: 1},
+		{Stages: 1, Streams: 3, Run: 1000},
+		{Stages: 2, Streams: 1, Run: 8 << 10},
+		{Stages: 5, Streams: 2, Width: 1, Run: 24<<10 - 1, Stage: 60 << 10}, // two blocks, and room
+	} {
+		for _, way := range []Way{Staged, Pieces} {
+			o.Way, o.Stage = way, max(o.Stage, 30<<10)
+			m, err := NewDeviceMoverWith(b.dev, b.bufs, o)
+			require.NoError(t, err)
+			for i := range m.lanes {
+				require.Len(t, m.lanes[i].stages, o.Stages)
+				require.Len(t, m.lanes[i].bus, o.Streams)
+			}
+			host, err := m.Alloc(benchBlocks * 24 << 10)
+			require.NoError(t, err)
+			b.check(m, host, b.copies(pieces, 0, b.r.Perm(benchBlocks), b.r.Perm(benchBlocks)))
+			row := make([]int, 40)
+			for i := range row {
+				row[i] = i
+			}
+			b.check(m, host, b.copies(pieces, 0, row, row))
+			require.NoError(t, m.Close())
+		}
+	}
+	live := b.dev.Live()
+	require.Equal(t, 1, live.Streams, "the bench's")
+	require.Zero(t, live.Events)
+	require.Equal(t, len(b.bufs), live.Buffers)
+}
+
+// Auto leaves pieces from 64 KiB on to the copy engines; a way that is named stays.
+func TestAuto(t *testing.T) {
+	copies := func(bytes ...int) (c Copies) {
+		for i, n := range bytes {
+			c.Parts = append(c.Parts, Part{Region: i, Bytes: n})
+		}
+		return c
+	}
+	for _, x := range []struct {
+		asked, want Way
+		c           Copies
+	}{
+		{Auto, Staged, copies(32<<10, 32<<10)},
+		{Auto, Engine, copies(64<<10, 64<<10)},
+		{Auto, Engine, copies(128<<10, 128<<10)},
+		{Auto, Staged, copies(64<<10, 64<<10-1)},
+		{Staged, Staged, copies(128<<10, 128<<10)},
+		{Engine, Engine, copies(16, 16)},
+		{Direct, Direct, copies(128<<10, 16)},
+	} {
+		require.Equal(t, x.want, DeviceOptions{Way: x.asked}.way(x.c, x.c.bytes()), "%v of %v", x.asked, x.c.Parts)
 	}
 }
 
