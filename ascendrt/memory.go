@@ -1,5 +1,7 @@
 package ascendrt
 
+import "errors"
+
 // Addr is a device address. It is never a Go pointer.
 type Addr uint64
 
@@ -40,6 +42,35 @@ type Buffer interface {
 	// zero Point has passed). ErrInUse while a live graph names the buffer,
 	// ErrClosed the second time.
 	FreeAfter(p Point) error
+}
+
+// RowAllocator is a device that places buffers of one size at equal distances in one
+// allocation of its driver, so that the copy engines take the same part of all of them
+// as one copy. Each buffer is used, shared and freed by itself; the memory goes back with
+// the last of them. Another process to which one of them is exported maps all.
+type RowAllocator interface {
+	// AllocRow takes n buffers of bytes each; all or none.
+	AllocRow(n, bytes int, p Placement) ([]Buffer, error)
+}
+
+// AllocRow takes n buffers of the same number of bytes, in a row where the device is a
+// RowAllocator. On error nothing stays allocated.
+func AllocRow(dev Device, n, bytes int, p Placement) ([]Buffer, error) {
+	if r, ok := dev.(RowAllocator); ok {
+		return r.AllocRow(n, bytes, p)
+	}
+	var out []Buffer
+	for range n {
+		b, err := dev.Alloc(bytes, p)
+		if err != nil {
+			for _, b := range out {
+				err = errors.Join(err, b.FreeAfter(Point{}))
+			}
+			return nil, err
+		}
+		out = append(out, b)
+	}
+	return out, nil
 }
 
 // HostBuffer is pinned host memory.

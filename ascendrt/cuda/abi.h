@@ -28,6 +28,19 @@ typedef unsigned sl_result;
 struct CUuuid_st { char bytes[16]; };
 struct CUipcMemHandle_st { char reserved[64]; };
 struct CUipcEventHandle_st { char reserved[64]; };
+struct CUDA_MEMCPY2D_st {
+	size_t srcXInBytes, srcY;
+	unsigned srcMemoryType;
+	const void *srcHost;
+	sl_ptr srcDevice;
+	struct CUarray_st *srcArray;
+	size_t srcPitch, dstXInBytes, dstY;
+	unsigned dstMemoryType;
+	void *dstHost;
+	sl_ptr dstDevice;
+	struct CUarray_st *dstArray;
+	size_t dstPitch, WidthInBytes, Height;
+};
 struct CUmemLocation_st { unsigned type; int id; };
 struct CUmemcpyAttributes_st { unsigned srcAccessOrder; struct CUmemLocation_st srcLocHint, dstLocHint; unsigned flags; };
 struct CUDA_KERNEL_NODE_PARAMS_v2_st {
@@ -51,6 +64,7 @@ struct CUlaunchConfig_st {
 #endif
 SL_ASSERT(sizeof(struct CUuuid_st) == 16);
 SL_ASSERT(sizeof(struct CUipcMemHandle_st) == 64);
+SL_ASSERT(sizeof(struct CUDA_MEMCPY2D_st) == 128 && offsetof(struct CUDA_MEMCPY2D_st, dstDevice) == 88);
 SL_ASSERT(sizeof(struct CUDA_KERNEL_NODE_PARAMS_v2_st) == 72);
 SL_ASSERT(offsetof(struct CUDA_KERNEL_NODE_PARAMS_v2_st, kernelParams) == 40);
 SL_ASSERT(offsetof(struct CUDA_KERNEL_NODE_PARAMS_v2_st, extra) == 48);
@@ -89,6 +103,7 @@ SL_ASSERT(sizeof(sl_ptr) == 8 && sizeof(void *) == 8);
 	X(1, cuMemcpyDtoHAsync, 3020, (void *, sl_ptr, size_t, sl_stream)) \
 	X(1, cuMemcpyDtoDAsync, 3020, (sl_ptr, sl_ptr, size_t, sl_stream)) \
 	X(0, cuMemcpyBatchAsync, 12080, (sl_ptr *, sl_ptr *, size_t *, size_t, struct CUmemcpyAttributes_st *, size_t *, size_t, size_t *, sl_stream)) \
+	X(0, cuMemcpy2DAsync, 3020, (const struct CUDA_MEMCPY2D_st *, sl_stream)) \
 	X(1, cuMemsetD8Async, 3020, (sl_ptr, unsigned char, size_t, sl_stream)) \
 	X(0, cuMemAllocAsync, 11020, (sl_ptr *, size_t, sl_stream)) \
 	X(0, cuMemFreeAsync, 11020, (sl_ptr, sl_stream)) \
@@ -194,6 +209,7 @@ enum { // numbers of the driver API that we use
 	SL_HOST_PORTABLE = 1, SL_HOST_DEVICEMAP = 2, // also of a registration
 	SL_CAPTURE_THREAD_LOCAL = 1,
 	SL_WAIT_GEQ = 0,
+	SL_MEMORY_UNIFIED = 4,
 	SL_IPC_LAZY_PEER = 1,
 	SL_POOL_RELEASE_THRESHOLD = 4,
 	SL_FUNC_MAX_DYNAMIC_SHARED = 8,

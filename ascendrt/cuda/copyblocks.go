@@ -16,7 +16,11 @@ import (
 // takes longer than the copies. Few wide runs, and what is not aligned, are the copy
 // engine's.
 
-const blocksUnits = math.MaxInt32 // of one launch
+const (
+	blocksUnits = math.MaxInt32 // of one launch
+	rowsPitch   = math.MaxInt32 // bytes from one row to the next at most, of a copy of rows
+	rowsLargest = 512 << 10     // bytes of a copy of rows, so that others get in between
+)
 
 // blockCopy is a decoded command.
 type blockCopy struct {
@@ -26,6 +30,14 @@ type blockCopy struct {
 	width   int
 	dst     uint64 // greatest blocks
 	src     uint64
+	evenly  []evenly // all regions, in their order; neighbours in one allocation
+}
+
+// evenly are regions of one size at equal distances on both sides, in one allocation of
+// the driver on each: of a block, their parts are the rows of one copy.
+type evenly struct {
+	first, n int
+	dst, src uint64 // from one to the next
 }
 
 func (b *blockCopy) region(i int) []uint64 {
@@ -38,11 +50,12 @@ func (b *blockCopy) count() int { return len(b.regions) / ascendrt.BlockRegionWo
 // it was appended.
 func (t *translator) blocks(r ascendrt.Record) error {
 	n := int(r.A[0]) * ascendrt.BlockRegionWords
-	b := blockCopy{regions: r.Payload[:n], pairs: r.Payload[n:], by: ascendrt.CopyBy(r.A[2]), width: int(r.A[3]), dst: r.A[4], src: r.A[5]}
+	b := blockCopy{regions: r.Payload[:n], pairs: r.Payload[n:], by: ascendrt.CopyBy(r.A[2]), width: int(r.A[3]), dst: r.A[4], src: r.A[5], evenly: t.evenly[:0]}
 	if len(b.regions) == 0 || len(b.pairs) == 0 {
 		return nil
 	}
 	kernel, err := t.blockEnds(&b)
+	t.evenly = b.evenly
 	if err != nil {
 		return err
 	}
@@ -62,12 +75,14 @@ func (t *translator) blockEnds(b *blockCopy) (kernel bool, err error) {
 	for i := range b.count() {
 		x := b.region(i)
 		dn, sn := b.dst*x[2]+x[4], b.src*x[3]+x[4]
+		lastTo, lastFrom := to, from
 		if to, err = t.near(to, x[0], int(dn)); err != nil {
 			return false, fmt.Errorf("region %d: destination: %w", i, err)
 		}
 		if from, err = t.near(from, x[1], int(sn)); err != nil {
 			return false, fmt.Errorf("region %d: source: %w", i, err)
 		}
+		b.space(i, i > 0 && to.Host != from.Host && to.Together(lastTo) && from.Together(lastFrom))
 		if x[0] < x[1]+sn && x[1] < x[0]+dn {
 			return false, fmt.Errorf("region %d: source and destination overlap: %w", i, ascendrt.ErrInvalid)
 		}
@@ -81,20 +96,40 @@ func (t *translator) blockEnds(b *blockCopy) (kernel bool, err error) {
 	return kernel, nil
 }
 
+// space puts region i to those before it, if they may lie at equal distances.
+func (b *blockCopy) space(i int, may bool) {
+	if may {
+		x, y, e := b.region(i), b.region(i-1), &b.evenly[len(b.evenly)-1]
+		dst, src := x[0]-y[0], x[1]-y[1]
+		may = x[2] == y[2] && x[3] == y[3] && x[4] == y[4] && dst >= x[4] && src >= x[4] && dst <= rowsPitch && src <= rowsPitch
+		if may && (e.n == 1 || e.dst == dst && e.src == src) {
+			e.n, e.dst, e.src = e.n+1, dst, src
+			return
+		}
+	}
+	b.evenly = append(b.evenly, evenly{first: i, n: 1})
+}
+
 // small tells whether the copies are a kernel's by the same measure as a list's: many,
 // and their runs small.
 func (b *blockCopy) small() bool {
-	bytes, runs := uint64(0), 1
+	bytes := uint64(0)
 	for i := range b.count() {
 		bytes += b.region(i)[4]
 	}
+	pieces := uint64(b.runs() * b.count())
+	return len(b.pairs)*b.count() >= listLeast && bytes*uint64(len(b.pairs)) <= pieces*listLargest
+}
+
+// runs is the number of runs of blocks that are neighbours on both sides.
+func (b *blockCopy) runs() int {
+	runs := 1
 	for i := 1; i < len(b.pairs); i++ {
 		if b.pairs[i] != b.pairs[i-1]+(1|1<<32) {
 			runs++
 		}
 	}
-	pieces := uint64(runs * b.count())
-	return len(b.pairs)*b.count() >= listLeast && bytes*uint64(len(b.pairs)) <= pieces*listLargest
+	return runs
 }
 
 // parts is into how many parts the kernel divides a block.
@@ -131,25 +166,53 @@ func (t *translator) blockKernel(b *blockCopy) (bool, error) {
 	return true, t.launch(k, grid, listThreads, 0, t.send(table), uint64(b.count()), uint64(len(b.pairs)), parts, listPart)
 }
 
-// blockRuns leaves the copies to the copy engine, neighbours as one.
+// blockRuns leaves the copies to the copy engine: neighbours as one, or a block's parts
+// in regions at equal distances, whichever is fewer copies.
 func (t *translator) blockRuns(b *blockCopy) {
 	t.large.reset()
-	for i := range b.count() {
-		x := b.region(i)
+	runs := b.runs()
+	for _, e := range b.evenly {
+		x := b.region(e.first)
+		rows := max(1, min(e.n, int(rowsLargest/x[4])))
 		dense := x[2] == x[4] && x[3] == x[4]
-		for k := 0; k < len(b.pairs); {
-			n := 1
-			for dense && k+n < len(b.pairs) && b.pairs[k+n] == b.pairs[k+n-1]+(1|1<<32) {
-				n++
-			}
-			dst, src := b.pairs[k]&math.MaxUint32, b.pairs[k]>>32
-			t.large.dst = append(t.large.dst, x[0]+dst*x[2])
-			t.large.src = append(t.large.src, x[1]+src*x[3])
-			t.large.size = append(t.large.size, uint64(n)*x[4])
-			k += n
+		each := len(b.pairs)
+		if dense {
+			each = runs
+		}
+		if len(b.pairs)*((e.n+rows-1)/rows) < each*e.n {
+			t.blockRows(b, e, rows)
+			continue
+		}
+		for i := range e.n {
+			t.regionRuns(b, b.region(e.first+i), dense)
 		}
 	}
 	t.recordBatch(&t.large)
+}
+
+// regionRuns appends the copies of one region to those of the batch.
+func (t *translator) regionRuns(b *blockCopy, x []uint64, dense bool) {
+	for k := 0; k < len(b.pairs); {
+		n := 1
+		for dense && k+n < len(b.pairs) && b.pairs[k+n] == b.pairs[k+n-1]+(1|1<<32) {
+			n++
+		}
+		dst, src := b.pairs[k]&math.MaxUint32, b.pairs[k]>>32
+		t.large.dst = append(t.large.dst, x[0]+dst*x[2])
+		t.large.src = append(t.large.src, x[1]+src*x[3])
+		t.large.size = append(t.large.size, uint64(n)*x[4])
+		k += n
+	}
+}
+
+// blockRows appends copies of rows, each of a block's parts in some of the regions.
+func (t *translator) blockRows(b *blockCopy, e evenly, rows int) {
+	for _, p := range b.pairs {
+		for i := 0; i < e.n; i += rows {
+			x := b.region(e.first + i)
+			t.Record(recRows, 0, x[0]+(p&math.MaxUint32)*x[2], x[1]+(p>>32)*x[3], e.dst, e.src, x[4], uint64(min(rows, e.n-i)))
+		}
+	}
 }
 
 // table gives words of pinned memory for what a kernel of this submission reads.

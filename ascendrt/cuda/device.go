@@ -59,9 +59,10 @@ type wordPage struct {
 }
 
 var (
-	_ ascendrt.Backend     = Backend{}
-	_ ascendrt.Device      = (*device)(nil)
-	_ ascendrt.Collectives = (*device)(nil)
+	_ ascendrt.Backend      = Backend{}
+	_ ascendrt.Device       = (*device)(nil)
+	_ ascendrt.Collectives  = (*device)(nil)
+	_ ascendrt.RowAllocator = (*device)(nil)
 )
 
 // Open retains the device's primary context, which it shares with every

@@ -112,6 +112,7 @@ const (
 	recDtoD      = C.SL_COPY_DTOD
 	recCopy      = C.SL_COPY_ANY
 	recBatch     = C.SL_COPY_BATCH
+	recRows      = C.SL_COPY_ROWS
 	recFill      = C.SL_FILL
 	recLaunch    = C.SL_LAUNCH
 	recRecord    = C.SL_RECORD

@@ -55,6 +55,11 @@ func (d *device) sharedAlloc(n int) (uint64, error) {
 	return d.driverAlloc((n + block - 1) &^ (block - 1))
 }
 
+// AllocRow takes one allocation of the driver for all buffers.
+func (d *device) AllocRow(n, bytes int, p ascendrt.Placement) ([]ascendrt.Buffer, error) {
+	return d.NewRow(n, bytes, p)
+}
+
 // poolStream is the stream whose order pool memory follows; it carries nothing else.
 func (d *device) poolStream() (*stream, error) {
 	d.poolMu.Lock()

@@ -19,20 +19,46 @@ static sl_result launch(const uint64_t *r, sl_stream s) {
 		(unsigned)A(3), (unsigned)(A(3) >> 32), (unsigned)A(4), s, NULL, n ? extra : NULL);
 }
 
-static sl_result batch(uint64_t *r, sl_stream s, const char **call) {
-	size_t n = A(0), zero = 0, at = 0;
-	sl_ptr *dst = (sl_ptr *)PAYLOAD, *src = dst + n;
-	size_t *size = (size_t *)(src + n);
+enum { INVALID_VALUE = 1, NOT_SUPPORTED = 801 };
+
+static sl_result several(sl_ptr *dst, sl_ptr *src, size_t *size, size_t n, sl_stream s, const char **call) {
+	size_t zero = 0, at = 0;
 	if (CU.cuMemcpyBatchAsync && n) {
 		struct CUmemcpyAttributes_st attr = { 1, { 0, 0 }, { 0, 0 }, 0 }; // in stream order
 		*call = "cuMemcpyBatchAsync";
 		sl_result rc = CU.cuMemcpyBatchAsync(dst, src, size, n, &attr, &zero, 1, &at, s);
-		enum { INVALID_VALUE = 1, NOT_SUPPORTED = 801 };
 		if (rc != INVALID_VALUE && rc != NOT_SUPPORTED) return rc; // else one by one
 	}
 	*call = "cuMemcpyAsync";
 	for (size_t i = 0; i < n; i++) {
 		sl_result rc = CU.cuMemcpyAsync(dst[i], src[i], size[i], s);
+		if (rc) return rc;
+	}
+	return 0;
+}
+
+static sl_result batch(uint64_t *r, sl_stream s, const char **call) {
+	size_t n = A(0);
+	sl_ptr *dst = (sl_ptr *)PAYLOAD, *src = dst + n;
+	return several(dst, src, (size_t *)(src + n), n, s, call);
+}
+
+// rows is one copy where the driver takes these, else one of each row.
+static sl_result rows(const uint64_t *r, sl_stream s, const char **call) {
+	if (CU.cuMemcpy2DAsync) {
+		struct CUDA_MEMCPY2D_st c;
+		memset(&c, 0, sizeof c);
+		c.dstMemoryType = c.srcMemoryType = SL_MEMORY_UNIFIED;
+		c.dstDevice = A(0), c.srcDevice = A(1), c.dstPitch = A(2), c.srcPitch = A(3), c.WidthInBytes = A(4), c.Height = A(5);
+		*call = "cuMemcpy2DAsync";
+		sl_result rc = CU.cuMemcpy2DAsync(&c, s);
+		if (rc != INVALID_VALUE && rc != NOT_SUPPORTED) return rc;
+	}
+	for (uint64_t i = 0; i < A(5);) {
+		sl_ptr dst[64], src[64];
+		size_t size[64], n = 0;
+		for (; n < 64 && i < A(5); n++, i++) dst[n] = A(0) + i * A(2), src[n] = A(1) + i * A(3), size[n] = A(4);
+		sl_result rc = several(dst, src, size, n, s, call);
 		if (rc) return rc;
 	}
 	return 0;
@@ -49,6 +75,7 @@ static int one(uint64_t *r, sl_stream *s, sl_err *e) {
 	case SL_COPY_DTOD: DO(cuMemcpyDtoDAsync, A(0), A(1), A(2), *s); break;
 	case SL_COPY_ANY: DO(cuMemcpyAsync, A(0), A(1), A(2), *s); break;
 	case SL_COPY_BATCH: rc = batch(r, *s, &call); break;
+	case SL_COPY_ROWS: rc = rows(r, *s, &call); break;
 	case SL_FILL: DO(cuMemsetD8Async, A(0), (unsigned char)A(2), A(1), *s); break;
 	case SL_LAUNCH: call = "cuLaunchKernel"; rc = launch(r, *s); break;
 	case SL_RECORD:

@@ -89,6 +89,7 @@ enum { SL_REC_WORDS = 8 };
 enum {
 	SL_COPY_HTOD = 1, SL_COPY_DTOH, SL_COPY_DTOD, SL_COPY_ANY, // a: dst, src, bytes
 	SL_COPY_BATCH,  // a: count; payload: dsts, srcs, sizes
+	SL_COPY_ROWS,   // a: dst, src, from one row to the next of both, bytes of a row, rows
 	SL_FILL,        // a: dst, bytes, value
 	SL_LAUNCH,      // a: func, gx|gy<<32, gz|bx<<32, by|bz<<32, shared | overlap<<32, argument bytes; payload: arguments
 	SL_RECORD,      // a: event, flags

@@ -28,6 +28,7 @@ type translator struct {
 	lists   []usedList // that kernels of this submission read
 	small   copies     // of the batch in hand: those for a kernel
 	large   copies     // and the others
+	evenly  []evenly   // of the copy of blocks in hand
 
 	// Of a capture only.
 	updatable []ascendrt.OpRef
@@ -47,7 +48,7 @@ var translators = sync.Pool{New: func() any { return new(translator) }}
 
 func (t *translator) reset(d *device, s *stream, m mode) {
 	*t = translator{d: d, mode: m, Records: base.Records{Words: t.Words[:0]}, streams: append(t.streams[:0], s), locked: t.locked[:0], current: s,
-		graphs: t.graphs[:0], slots: t.slots[:0], lists: t.lists[:0], small: t.small, large: t.large, args: t.args[:0]}
+		graphs: t.graphs[:0], slots: t.slots[:0], lists: t.lists[:0], small: t.small, large: t.large, evenly: t.evenly, args: t.args[:0]}
 }
 
 // launch appends a kernel launch with 8-byte parameters.

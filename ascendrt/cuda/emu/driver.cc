@@ -325,6 +325,18 @@ API copy_batch(sl_ptr *dst, sl_ptr *src, size_t *size, size_t n, CUmemcpyAttribu
 	for (size_t i = 0; i < n; i++) if (sl_result rc = copy(dst[i], src[i], size[i], s)) return rc;
 	return 0;
 }
+// The rows lie in one allocation on either side, as far apart as the driver allows.
+API copy_rows(const CUDA_MEMCPY2D_st *c, sl_stream s) {
+	LAX;
+	const size_t most = (size_t(1) << 31) - 1;
+	if (c->srcMemoryType != SL_MEMORY_UNIFIED || c->dstMemoryType != SL_MEMORY_UNIFIED || c->srcXInBytes || c->srcY || c->dstXInBytes || c->dstY) return INVALID_VALUE;
+	if (c->srcPitch > most || c->dstPitch > most || c->srcPitch < c->WidthInBytes || c->dstPitch < c->WidthInBytes || !c->Height) return INVALID_VALUE;
+	if (!inside(c->dstDevice, c->dstPitch * (c->Height - 1) + c->WidthInBytes) || !inside(c->srcDevice, c->srcPitch * (c->Height - 1) + c->WidthInBytes)) return INVALID_VALUE;
+	for (size_t i = 0; i < c->Height; i++) {
+		if (sl_result rc = copy(c->dstDevice + i * c->dstPitch, c->srcDevice + i * c->srcPitch, c->WidthInBytes, s)) return rc;
+	}
+	return 0;
+}
 API fill(sl_ptr p, unsigned char v, size_t n, sl_stream s) {
 	LAX;
 	if (!inside(p, n)) return INVALID_VALUE;
@@ -530,7 +542,7 @@ static std::map<std::string, symbol> symbols = {
 	SYM(cuMemGetInfo, mem_info), SYM(cuMemAlloc, mem_alloc), SYM(cuMemFree, mem_free), SYM(cuMemHostAlloc, host_alloc), SYM(cuMemFreeHost, host_free),
 	SYM(cuMemHostRegister, host_register), SYM(cuMemHostUnregister, host_unregister), SYM(cuMemHostGetDevicePointer, host_pointer),
 	SYM(cuMemcpyAsync, copy), SYM(cuMemcpyHtoDAsync, copy_to_device), SYM(cuMemcpyDtoHAsync, copy_to_host), SYM(cuMemcpyDtoDAsync, copy),
-	SYM(cuMemcpyBatchAsync, copy_batch), SYM(cuMemsetD8Async, fill), SYM(cuDeviceGetDefaultMemPool, pool_get), SYM(cuMemPoolSetAttribute, pool_set),
+	SYM(cuMemcpyBatchAsync, copy_batch), SYM(cuMemcpy2DAsync, copy_rows), SYM(cuMemsetD8Async, fill), SYM(cuDeviceGetDefaultMemPool, pool_get), SYM(cuMemPoolSetAttribute, pool_set),
 	SYM(cuMemAllocAsync, pool_alloc), SYM(cuMemFreeAsync, pool_free), SYM(cuStreamCreateWithPriority, stream_new), SYM(cuStreamDestroy, stream_free),
 	SYM(cuStreamSynchronize, stream_sync), SYM(cuStreamQuery, stream_query), SYM(cuStreamWaitEvent, wait_event), SYM(cuStreamWriteValue64, write_word),
 	SYM(cuStreamWaitValue64, wait_word), SYM(cuEventCreate, event_new), SYM(cuEventDestroy, event_free), SYM(cuEventRecord, event_record),

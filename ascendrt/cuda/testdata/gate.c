@@ -23,6 +23,7 @@ _Static_assert(sizeof(CUDA_KERNEL_NODE_PARAMS_v2) == 72, "kernel node params");
 _Static_assert(sizeof(CUlaunchConfig) == 56 && sizeof(CUlaunchAttribute) == 72, "launch config");
 _Static_assert(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION == SL_LAUNCH_PROGRAMMATIC, "launch attribute");
 _Static_assert(sizeof(CUmemcpyAttributes) == 24, "memcpy attributes");
+_Static_assert(sizeof(CUDA_MEMCPY2D) == 128 && CU_MEMORYTYPE_UNIFIED == SL_MEMORY_UNIFIED, "rows");
 _Static_assert(CUDA_ERROR_NOT_READY == SL_NOT_READY && CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED == SL_PEER_ALREADY, "errors");
 _Static_assert(CU_STREAM_NON_BLOCKING == SL_STREAM_NON_BLOCKING && CU_EVENT_DISABLE_TIMING == SL_EVENT_DISABLE_TIMING, "flags");
 _Static_assert(CU_EVENT_INTERPROCESS == SL_EVENT_INTERPROCESS && CU_EVENT_RECORD_EXTERNAL == SL_EVENT_EXTERNAL, "flags");

@@ -32,6 +32,7 @@ type Alloc struct {
 	From   Origin
 	Piece  arena.Piece // FromArena and FromShared
 	im     *imported   // FromPeer
+	row    *row        // of AllocRow
 	graphs atomic.Int32
 	dead   atomic.Bool
 	stack  []uintptr
@@ -41,6 +42,9 @@ type Alloc struct {
 func (a *Alloc) Holds(addr uint64, n int) bool {
 	return n >= 0 && addr >= a.Addr && addr-a.Addr <= uint64(a.Len) && uint64(n) <= a.Room(addr) && !a.dead.Load()
 }
+
+// Together tells whether both lie in one allocation of the driver.
+func (a *Alloc) Together(b *Alloc) bool { return a == b || a.row != nil && a.row == b.row }
 
 // Hold keeps the allocation for a graph that names it, until Drop.
 func (a *Alloc) Hold() { a.graphs.Add(1) }

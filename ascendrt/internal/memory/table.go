@@ -130,6 +130,17 @@ func (t *Table) add(a *Alloc) {
 	t.book(a, 1)
 }
 
+// drop takes an allocation out of the books, if it is in them; mu is held.
+func (t *Table) drop(a *Alloc) bool {
+	i := slices.Index(t.sorted, a)
+	if i < 0 {
+		return false
+	}
+	t.sorted = slices.Delete(t.sorted, i, i+1)
+	t.book(a, -1)
+	return true
+}
+
 func (t *Table) book(a *Alloc, sign int) {
 	if a.Host {
 		t.hostUsed += sign * a.Len
@@ -190,17 +201,20 @@ const absurd = 1 << 46
 // release gives the memory back after its points.
 func (t *Table) release(a *Alloc) {
 	t.mu.Lock()
-	i := slices.Index(t.sorted, a)
-	if i < 0 { // the device was closed
-		t.mu.Unlock()
+	known := t.drop(a)
+	t.mu.Unlock()
+	if !known { // the device was closed
 		return
 	}
-	t.sorted = slices.Delete(t.sorted, i, i+1)
-	t.book(a, -1)
-	t.mu.Unlock()
 	if a.From == FromPeer {
 		t.unimport(a.im)
 		return
+	}
+	if a.row != nil {
+		if a.row.left.Add(-1) > 0 {
+			return
+		}
+		a = a.row.whole
 	}
 	t.driver.Release(a)
 }

@@ -187,19 +187,22 @@ func (e *Executor) Close() error {
 }
 
 func (e *Executor) alloc(bytes int) (ascendrt.Buffer, error) {
-	return e.allocPlaced(bytes, ascendrt.PlaceDefault)
-}
-
-func (e *Executor) allocPlaced(bytes int, p ascendrt.Placement) (ascendrt.Buffer, error) {
-	b, err := e.dev.Alloc(bytes, p)
-	if err != nil && p == ascendrt.PlaceShareable && !errors.Is(err, ascendrt.ErrOutOfMemory) {
-		b, err = e.dev.Alloc(bytes, ascendrt.PlaceDefault) // it moves through the host then
-	}
+	b, err := e.dev.Alloc(bytes, ascendrt.PlaceDefault)
 	if err != nil {
 		return nil, err
 	}
 	e.buffers = append(e.buffers, b)
 	return b, nil
+}
+
+// allocRow takes n buffers of the same size.
+func (e *Executor) allocRow(n, bytes int, p ascendrt.Placement) ([]ascendrt.Buffer, error) {
+	b, err := ascendrt.AllocRow(e.dev, n, bytes, p)
+	if err != nil && p == ascendrt.PlaceShareable && !errors.Is(err, ascendrt.ErrOutOfMemory) {
+		b, err = ascendrt.AllocRow(e.dev, n, bytes, ascendrt.PlaceDefault) // it moves through the host then
+	}
+	e.buffers = append(e.buffers, b...)
+	return b, err
 }
 
 // allocTokens makes the places of sampled tokens: on the device for the next

@@ -20,16 +20,17 @@ func (e *Executor) allocKV(ctx context.Context) ([]layerKV, error) {
 	c := e.c.Model
 	bytes := e.c.Blocks * e.regionBytes()
 	kv := make([]layerKV, c.Layers)
+	bufs, err := e.allocRow(2*c.Layers, bytes, e.c.KV)
+	if err != nil {
+		return nil, fmt.Errorf("kv cache of %d layers: %w", c.Layers, err)
+	}
 	var cmd ascendrt.Commands
 	for l := range kv {
-		for _, t := range []struct {
+		for i, t := range []struct {
 			tensor *ascendrt.Tensor
 			buf    *ascendrt.Buffer
 		}{{&kv[l].k, &kv[l].kb}, {&kv[l].v, &kv[l].vb}} {
-			buf, err := e.allocPlaced(bytes, e.c.KV)
-			if err != nil {
-				return nil, fmt.Errorf("kv cache of layer %d: %w", l, err)
-			}
+			buf := bufs[2*l+i]
 			cmd.Fill(buf.View(), 0)
 			*t.buf = buf
 			*t.tensor = ascendrt.NewTensor(buf.View(), e.c.Type, e.c.Blocks, e.c.BlockSize, c.KVHeads, c.HeadDim)
