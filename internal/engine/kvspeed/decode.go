@@ -28,6 +28,7 @@ type decoder struct {
 	flight []inFlight
 	tokens []scheduler.Token
 
+	requests   int           // so far
 	submitting time.Duration // of steps, on the host
 }
 
@@ -37,21 +38,21 @@ type inFlight struct {
 }
 
 func newDecoder(ctx context.Context, dev ascendrt.Device, o options, shape model.Config, length, own, more int) (*decoder, error) {
-	g := graphs.Config{Mode: graphs.ModeFullDecodeOnly, MaxNumSeqs: o.batch, MaxNumBatchedTokens: max(2048, o.batch)}
+	g := graphs.Config{Mode: graphs.ModeFullDecodeOnly, MaxNumSeqs: o.batch, MaxNumBatchedTokens: stepTokens(o)}
 	g.Ladder.Sizes = []int{o.batch}
 	exec, err := executor.New(ctx, dev, executor.Config{
-		Model: shape, Type: ascendrt.BFloat16, Blocks: own + more, BlockSize: o.block, MaxSeqs: o.batch, MaxTokens: max(2048, o.batch),
+		Model: shape, Type: ascendrt.BFloat16, Blocks: own + more, BlockSize: o.block, MaxSeqs: o.batch, MaxTokens: stepTokens(o),
 		MaxLen: length, InFlight: stepsInFlight, Graphs: g,
 	}, model.Random{Config: shape, Seed: 1})
 	if err != nil {
 		return nil, err
 	}
-	cache, err := kvcache.New(kvcache.Config{Blocks: own, BlockSize: o.block, Caching: kvcache.CachingOff, MaxInFlight: max(2048, o.batch) * stepsInFlight})
+	cache, err := kvcache.New(kvcache.Config{Blocks: own, BlockSize: o.block, Caching: kvcache.CachingOff, MaxInFlight: stepTokens(o) * stepsInFlight})
 	if err != nil {
 		return nil, errors.Join(err, exec.Close())
 	}
 	sched, err := scheduler.New(scheduler.Config{
-		MaxNumSeqs: o.batch, MaxBatchedTokens: max(2048, o.batch), MaxModelLen: length, InFlight: stepsInFlight, Scheduling: scheduler.Async,
+		MaxNumSeqs: o.batch, MaxBatchedTokens: stepTokens(o), MaxModelLen: length, InFlight: stepsInFlight, Scheduling: scheduler.Async,
 	}, cache, scheduler.WithGraphs(exec.Dispatcher()))
 	if err != nil {
 		return nil, errors.Join(err, exec.Close())
@@ -90,15 +91,31 @@ func (d *decoder) step(ctx context.Context) (rows int, tokens int32, err error) 
 	return rows, tokens, err
 }
 
-// arm is decode steps beside some traffic, or beside none.
+// arm is decode steps beside some traffic, or beside none, which tells how far apart
+// two measurements of the same thing are.
 type arm struct {
-	name              string
-	v                 tierVariant
-	t                 traffic
-	step, submit, GBs figures
+	name               string
+	v                  tierVariant
+	t                  traffic
+	step, submit, GBs  figures
+	plain, plainSubmit figures // the means of just before and just after
 }
 
-// decode takes turns of decode steps without and with copies.
+// pause is one measurement of decode steps.
+type pause struct {
+	step, submit float64 // ms
+	GBs          float64 // copied meanwhile
+}
+
+// turnSteps are those of one turn of an arm: before, beside and after the copies.
+func (o options) turnSteps() int { return 3 * (o.steps + warm) }
+
+// besideTokens bounds the tokens whose KV is copied beside steps: every turn pins their
+// memory. It is several times what a device caches.
+const besideTokens = 4096
+
+// decode takes turns of all arms. Every turn starts the requests anew, so that all arms
+// have the same lengths of sequences, around those that were asked for.
 func decode(ctx context.Context, dev ascendrt.Device, o options, shape model.Config, out io.Writer) (err error) {
 	variants, err := parseTiers(o.tiers)
 	if err != nil {
@@ -114,49 +131,48 @@ func decode(ctx context.Context, dev ascendrt.Device, o options, shape model.Con
 			arms = append(arms, &arm{name: v.name + " " + names[i], v: v, t: t})
 		}
 	}
-	kv := newShape(shape, o.block, o.tokens/o.block)
-	steps := len(arms)*o.rounds*(o.steps+warm) + 64
-	length := o.context + steps
-	own := o.batch*((length+o.block-1)/o.block+1) + 1
-	d, err := newDecoder(ctx, dev, o, shape, length+16, own, kv.blocks)
+	kv := newShape(shape, o.block, max(2, min(o.tokens, besideTokens)/o.block))
+	prompt := max(1, o.context-o.turnSteps()/2)
+	// Those who have their prompt first decode until the last ones have theirs.
+	outputs := o.turnSteps() + o.batch + o.batch*prompt/stepTokens(o) + 2*stepsInFlight
+	own := o.batch*((prompt+outputs+o.block-1)/o.block+1) + 1
+	d, err := newDecoder(ctx, dev, o, shape, prompt+outputs+16, own, kv.blocks)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.exec.Close()) }()
-	if err := d.prompts(ctx, o, shape, steps); err != nil {
-		return err
-	}
 	for i := range o.rounds {
-		for k := range arms { // another one first each time, as each step reads more than the one before
-			if err := d.beside(ctx, dev, o, kv, arms[(i+k)%len(arms)], own); err != nil {
-				return err
+		for k := range arms { // another one first each time
+			a := arms[(i+k)%len(arms)]
+			if err := d.turn(ctx, dev, o, kv, a, own, func() error { return d.prompts(ctx, o, shape, prompt, outputs) }); err != nil {
+				return fmt.Errorf("beside %s: %w", a.name, err)
 			}
 		}
 	}
-	batch := fmt.Sprintf("batch %d beside ", o.batch)
 	for _, a := range arms {
-		if a == arms[0] {
-			line(out, "decode step", batch+a.name, a.step, nil, "ms")
-			line(out, "submission of a step", batch+a.name, a.submit, nil, "ms")
-			continue
-		}
-		line(out, "decode step while copying", batch+a.name, a.step, arms[0].step, "ms")
-		ratios(out, "decode step slower by", batch+a.name, a.step, arms[0].step)
-		line(out, "submission of a step while copying", batch+a.name, a.submit, arms[0].submit, "ms")
-		line(out, "copied meanwhile", batch+a.name, a.GBs, nil, "GB/s")
+		with := fmt.Sprintf("batch %d beside %s", o.batch, a.name)
+		line(out, "decode step without copies", with, a.plain, nil, "ms")
+		line(out, "decode step while copying", with, a.step, a.plain, "ms")
+		ratios(out, "decode step slower by", with, a.step, a.plain)
+		line(out, "submission of a step while copying", with, a.submit, a.plainSubmit, "ms")
+		line(out, "copied meanwhile", with, a.GBs, nil, "GB/s")
 	}
 	return nil
 }
 
-// prompts adds the requests and computes their prompts.
-func (d *decoder) prompts(ctx context.Context, o options, shape model.Config, outputs int) error {
+// stepTokens is how many tokens a step may have.
+func stepTokens(o options) int { return max(2048, o.batch) }
+
+// prompts adds requests and computes their prompts.
+func (d *decoder) prompts(ctx context.Context, o options, shape model.Config, prompt, outputs int) error {
 	r := newRand()
-	for i := range o.batch {
-		p := make([]scheduler.Token, o.context)
+	for range o.batch {
+		p := make([]scheduler.Token, prompt)
 		for k := range p {
 			p[k] = scheduler.Token(r.IntN(shape.Vocab))
 		}
-		if _, err := d.sched.Add(scheduler.Request{ID: fmt.Sprint(i), Prompt: p, MaxTokens: outputs}); err != nil {
+		d.requests++
+		if _, err := d.sched.Add(scheduler.Request{ID: fmt.Sprint(d.requests), Prompt: p, MaxTokens: outputs}); err != nil {
 			return err
 		}
 	}
@@ -171,62 +187,88 @@ func (d *decoder) prompts(ctx context.Context, o options, shape model.Config, ou
 	}
 }
 
-// beside runs one arm once.
-func (d *decoder) beside(ctx context.Context, dev ascendrt.Device, o options, kv kvShape, a *arm, own int) (err error) {
-	stop := func() (int64, error) { return 0, nil }
+// turn measures steps before, beside and after the copies of an arm, with requests of
+// their own.
+func (d *decoder) turn(ctx context.Context, dev ascendrt.Device, o options, kv kvShape, a *arm, own int, prompts func() error) (err error) {
+	var c *copies
 	if a.t != (traffic{}) {
-		m, err := offload.NewDeviceMoverWith(dev, d.exec.Buffers(), a.v.how)
-		if err != nil {
-			return err
+		m, merr := offload.NewDeviceMoverWith(dev, d.exec.Buffers(), a.v.how)
+		if merr != nil {
+			return merr
 		}
 		defer func() { err = errors.Join(err, m.Close()) }()
 		if _, err := m.Alloc(kv.total()); err != nil {
 			return err
 		}
-		c := &copies{m: m, c: copiesOf(kv, 1, 2), at: o.at}
+		c = &copies{m: m, c: copiesOf(kv, 1, 2), at: o.at}
 		for i := range c.c.Blocks {
 			c.c.Blocks[i] += int32(own - 1) // behind the scheduler's blocks
 		}
-		stop = c.start(ctx, a.t)
 	}
-	took, submitting, err := d.arm(ctx, o)
-	bytes, serr := stop()
-	if err := errors.Join(err, serr); err != nil {
-		return fmt.Errorf("beside %s: %w", a.name, err)
+	if err := prompts(); err != nil {
+		return err
 	}
-	a.step = append(a.step, milliseconds(took)/float64(o.steps))
-	a.submit = append(a.submit, milliseconds(submitting)/float64(o.steps))
-	a.GBs = append(a.GBs, rate(bytes, took))
+	var three [3]pause
+	for i := range three {
+		stop := func() error { return nil }
+		if i == 1 && c != nil {
+			stop = c.start(ctx, a.t)
+		}
+		three[i], err = d.measure(ctx, o, c)
+		if err := errors.Join(err, stop()); err != nil {
+			return err
+		}
+	}
+	for d.sched.HasWork() || len(d.flight) > 0 { // to the requests' ends
+		if _, _, err := d.step(ctx); err != nil {
+			return err
+		}
+	}
+	a.step, a.submit, a.GBs = append(a.step, three[1].step), append(a.submit, three[1].submit), append(a.GBs, three[1].GBs)
+	a.plain = append(a.plain, (three[0].step+three[2].step)/2)
+	a.plainSubmit = append(a.plainSubmit, (three[0].submit+three[2].submit)/2)
 	return nil
 }
 
 // warm is the number of steps ahead of the clock.
-const warm = 10
+const warm = 5
 
-func (d *decoder) arm(ctx context.Context, o options) (took, submitting time.Duration, err error) {
+// measure takes the time of decode steps, c what is copied meanwhile; nil for nothing.
+func (d *decoder) measure(ctx context.Context, o options, c *copies) (pause, error) {
 	var begin time.Time
+	var bytes int64
 	for i := range warm + o.steps {
 		if i == warm {
-			begin, d.submitting = time.Now(), 0
+			begin, bytes, d.submitting = time.Now(), c.done(), 0
 		}
 		if rows, _, err := d.step(ctx); err != nil || rows != o.batch {
-			return 0, 0, errors.Join(err, fmt.Errorf("%d rows of %d", rows, o.batch))
+			return pause{}, errors.Join(err, fmt.Errorf("%d rows of %d", rows, o.batch))
 		}
 	}
-	return time.Since(begin), d.submitting, nil
+	took := time.Since(begin)
+	n := float64(o.steps)
+	return pause{step: milliseconds(took) / n, submit: milliseconds(d.submitting) / n, GBs: rate(c.done()-bytes, took)}, nil
 }
 
 // copies saves and restores a prompt's blocks again and again.
 type copies struct {
-	m  *offload.DeviceMover
-	c  offload.Copies
-	at int // blocks of one call
+	m     *offload.DeviceMover
+	c     offload.Copies
+	at    int // blocks of one call
+	bytes atomic.Int64
 }
 
-// start begins; the result ends it and gives the bytes that were moved.
-func (c *copies) start(ctx context.Context, t traffic) func() (int64, error) {
+// done are the bytes that were moved so far.
+func (c *copies) done() int64 {
+	if c == nil {
+		return 0
+	}
+	return c.bytes.Load()
+}
+
+// start begins; the result ends it.
+func (c *copies) start(ctx context.Context, t traffic) (end func() error) {
 	var stop atomic.Bool
-	var bytes atomic.Int64
 	var wg sync.WaitGroup
 	errs := make([]error, 2)
 	for i, f := range []func(context.Context, offload.Copies) error{c.m.Save, c.m.Load} {
@@ -245,13 +287,13 @@ func (c *copies) start(ctx context.Context, t traffic) func() (int64, error) {
 				last := min(at+c.at, len(half.Blocks))
 				now.Blocks, now.Slots = half.Blocks[at:last], half.Slots[at:last]
 				errs[i] = f(ctx, now)
-				bytes.Add(int64(len(now.Blocks)) * now.SlotBytes)
+				c.bytes.Add(int64(len(now.Blocks)) * now.SlotBytes)
 			}
 		})
 	}
-	return func() (int64, error) {
+	return func() error {
 		stop.Store(true)
 		wg.Wait()
-		return bytes.Load(), errors.Join(errs...)
+		return errors.Join(errs...)
 	}
 }

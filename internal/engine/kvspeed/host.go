@@ -50,7 +50,9 @@ func hostTier(ctx context.Context, dev ascendrt.Device, o options, s kvShape, ou
 	return errors.Join(large.FreeAfter(ascendrt.Point{}), pinned.FreeAfter(ascendrt.Point{}), p.close())
 }
 
-// tierOf measures one way, with the plain copies in turn.
+// tierOf measures one way, with the plain copies in turn. What a copy writes to was
+// written last by the device, as is the plain copy's destination: what the CPU wrote
+// just before would lie in its caches, and be in the device's way.
 func tierOf(ctx context.Context, p *pool, v tierVariant, pinned, large ascendrt.View, o options, out io.Writer) (err error) {
 	m, err := offload.NewDeviceMoverWith(p.dev, p.buffers, v.how)
 	if err != nil {
@@ -66,15 +68,19 @@ func tierOf(ctx context.Context, p *pool, v tierVariant, pinned, large ascendrt.
 	what := []struct {
 		name    string
 		copies  offload.Copies
+		before  offload.Copies // leave other bytes in every slot
 		load    bool
 		speed   figures
 		prepare figures
 		plain   *figures
 	}{
-		{name: "save of a row", copies: row, plain: &d2h},
-		{name: "save", copies: scattered, plain: &d2h},
+		{name: "save of a row", copies: row, before: scattered, plain: &d2h},
+		{name: "save", copies: scattered, before: row, plain: &d2h},
 		{name: "restore of a row", copies: row, load: true, plain: &h2d},
 		{name: "restore", copies: scattered, load: true, plain: &h2d},
+	}
+	if err := p.fill(ctx, mark); err != nil { // a restore brings the marks back
+		return err
 	}
 	for i := range o.repeat + 1 {
 		if i == 1 { // the first one touches all pages
@@ -94,17 +100,14 @@ func tierOf(ctx context.Context, p *pool, v tierVariant, pinned, large ascendrt.
 		d2h, h2d = append(d2h, rate(p.total(), down)), append(h2d, rate(p.total(), up))
 		for k := range what {
 			w := &what[k]
-			if err := p.fill(ctx, mark); err != nil {
-				return err
-			}
 			run := m.Save
 			if w.load { // the tier has the marks, and the pool lost them
-				if err := errors.Join(m.Save(ctx, w.copies), p.fill(ctx, func(int, int) byte { return 0 })); err != nil {
+				if err := errors.Join(m.Save(ctx, w.copies), p.clear(ctx)); err != nil {
 					return err
 				}
 				run = m.Load
-			} else {
-				clear(host)
+			} else if err := m.Save(ctx, w.before); err != nil {
+				return err
 			}
 			ready, begin := m.Prepared(), time.Now()
 			if err := run(ctx, w.copies); err != nil {

@@ -54,14 +54,8 @@ func newPool(dev ascendrt.Device, s kvShape) (*pool, error) {
 	if dev.Caps().IPCMemory {
 		placement = ascendrt.PlaceShareable
 	}
-	for range s.regions() {
-		b, err := dev.Alloc((s.blocks+1)*s.bytes, placement)
-		if err != nil {
-			return nil, err
-		}
-		p.buffers = append(p.buffers, b)
-	}
-	return p, nil
+	p.buffers, err = ascendrt.AllocRow(dev, s.regions(), (s.blocks+1)*s.bytes, placement) // as the engine's
+	return p, err
 }
 
 func (p *pool) close() error {
@@ -103,7 +97,20 @@ func (p *pool) connector() []connector.Region {
 // mark is the byte that fills a block of P's region.
 func mark(region, block int) byte { return byte(1 + (region*31+block*7)%251) }
 
-// fill gives every block its mark, or all of them one byte.
+// clear fills the pool with zeros, which are no mark.
+func (p *pool) clear(ctx context.Context) error {
+	var c ascendrt.Commands
+	for _, b := range p.buffers {
+		c.Fill(b.View(), 0)
+	}
+	at, _, err := p.stream.Submit(&c)
+	if err != nil {
+		return err
+	}
+	return at.Wait(ctx)
+}
+
+// fill gives every block its mark.
 func (p *pool) fill(ctx context.Context, with func(region, block int) byte) error {
 	var c ascendrt.Commands
 	for r, b := range p.buffers {

@@ -7,7 +7,8 @@
 //   - host: saves and restores of the host tier against one large pinned copy, by each
 //     variant
 //   - decode: the time of a decode step, and of its submission, while blocks are saved
-//     and restored by each variant, against the time without, in turn
+//     and restored by each variant, against the mean of the time without just before
+//     and just after, at the same lengths of the sequences for each variant
 //
 // It needs no checkpoint and no other program; the other process is itself.
 //
@@ -54,16 +55,16 @@ func main() {
 	flag.StringVar(&o.model, "model", "qwen3-0.6b", "shape")
 	flag.StringVar(&o.parts, "parts", "pull,host,decode", "what is measured")
 	flag.StringVar(&o.pulls, "pulls", "blocks,units,engine,pieces", "variants of pull: blocks (the device's choice), units[:width], engine, pieces")
-	flag.StringVar(&o.tiers, "tiers", "staged,direct,engine,pieces", "variants of saving and restoring: staged, direct, engine, pieces, each [:width[:MiB at a time]]")
+	flag.StringVar(&o.tiers, "tiers", "auto,staged,direct,engine,pieces", "variants of saving and restoring: auto (the default), staged, direct, engine, pieces, each "+tierNumbers+", 0 for the default")
 	flag.StringVar(&o.traffic, "traffic", "both", "what is copied beside decode steps: both, save, restore; several by commas")
 	flag.IntVar(&o.at, "blocks-at-a-time", 18, "blocks that one save or restore beside decode steps copies")
 	flag.IntVar(&o.tokens, "tokens", 12288, "of the prompt that moves")
 	flag.IntVar(&o.block, "block-size", 16, "tokens per KV block")
 	flag.IntVar(&o.repeat, "repeat", 9, "repetitions, of which the median counts")
 	flag.IntVar(&o.batch, "batch", 32, "sequences of a decode step")
-	flag.IntVar(&o.context, "context", 1024, "tokens of each sequence")
-	flag.IntVar(&o.steps, "steps", 100, "decode steps of one arm")
-	flag.IntVar(&o.rounds, "rounds", 5, "turns of the two arms of decode")
+	flag.IntVar(&o.context, "context", 1024, "tokens of each sequence of a decode step, about the mean of a turn")
+	flag.IntVar(&o.steps, "steps", 100, "decode steps of one measurement")
+	flag.IntVar(&o.rounds, "rounds", 5, "turns of all variants of decode")
 	flag.Parse()
 	if err := run(context.Background(), o, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "kvspeed:", err)

@@ -14,8 +14,8 @@ func splitList(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' })
 }
 
-// numbers reads name:width:third, of which all but the name may be left out.
-func numbers(s string, most int) (name string, n [2]int, err error) {
+// numbers reads name:number:number, of which all but the name may be left out.
+func numbers(s string, most int) (name string, n [5]int, err error) {
 	f := strings.Split(s, ":")
 	if len(f) > most+1 {
 		return "", n, fmt.Errorf("variant %q has more than %d numbers", s, most)
@@ -69,17 +69,20 @@ type tierVariant struct {
 	how  offload.DeviceOptions
 }
 
-// parseTiers reads variants way[:width[:MiB]].
+// tierNumbers are those of a variant of saving and restoring; 0 is the default.
+const tierNumbers = "[:width[:MiB at a time[:stages[:streams[:KiB of one copy]]]]]"
+
+// parseTiers reads variants, each a way with tierNumbers.
 func parseTiers(s string) (out []tierVariant, err error) {
 	for _, x := range splitList(s) {
-		name, n, err := numbers(x, 2)
+		name, n, err := numbers(x, 5)
 		if err != nil {
 			return nil, err
 		}
-		v := tierVariant{name: x, how: offload.DeviceOptions{Width: n[0], Stage: n[1] << 20}}
-		for v.how.Way = offload.Staged; v.how.Way.String() != name; v.how.Way++ {
+		v := tierVariant{name: x, how: offload.DeviceOptions{Width: n[0], Stage: n[1] << 20, Stages: n[2], Streams: n[3], Run: n[4] << 10}}
+		for v.how.Way = offload.Auto; v.how.Way.String() != name; v.how.Way++ {
 			if v.how.Way > offload.Pieces {
-				return nil, fmt.Errorf("%q is no way to save: staged, direct, engine or pieces, with [:width[:MiB]]", x)
+				return nil, fmt.Errorf("%q is no way to save: auto, staged, direct, engine or pieces, with %s", x, tierNumbers)
 			}
 		}
 		out = append(out, v)
