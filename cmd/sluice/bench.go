@@ -82,7 +82,7 @@ the file has, so that they can be called again until every point is there.`,
 	f.StringVar(&b.dir, "dir", "", "with a preset: folder for report, join file, logs and traces (default run/PRESET)")
 	f.IntVar(&b.kills, "kills", 12, "with the preset "+presetChaos+": engines that are killed; --seed and --num-prompts (500) hold too")
 	f.IntVar(&b.runner, "model-runner", 1, "with the preset "+presetOverlap+": generation of the Decoder's executors, 1 or 2")
-	f.IntVar(&b.port, "port", 9000, "with a preset: port of the proxy")
+	f.IntVar(&b.port, "port", 9000, "with the preset "+presetDemo+": port of the proxy")
 
 	f.StringVar(&b.url, "url", "", "base address of the server, such as http://127.0.0.1:9000")
 	f.StringVar(&b.model, "model", "", "model that requests name (empty: the first that the server lists); points: only those of this model")
@@ -91,7 +91,7 @@ the file has, so that they can be called again until every point is there.`,
 	f.StringVar(&b.salt, "cache-salt", "", "namespace of the server's prefix cache")
 	f.StringVar(&b.watch, "watch", "", "metrics page whose waiting requests are watched, such as http://127.0.0.1:8100/metrics")
 	f.StringVar(&b.jsonOut, "json", "", "write the result to this file; - is standard output")
-	f.BoolVar(&b.records, "records", false, "keep a record of every request in the JSON")
+	f.BoolVar(&b.records, "records", false, "with --json: keep a record of every request in it")
 	f.DurationVar(&b.timeout, "timeout", 10*time.Minute, "limit of one request (0: none)")
 	f.IntVar(&b.concurrency, "max-concurrency", 0, "requests in flight (0: no limit)")
 	f.IntVar(&b.repeat, "repeat", 1, "number of runs, of points 3 unless given; medians are reported")
@@ -108,7 +108,7 @@ the file has, so that they can be called again until every point is there.`,
 	f.Float64Var(&b.trace.scaleTime, "scale-time", 1, "trace: multiply all times by this")
 	f.Float64Var(&b.trace.gap, "gap", 60, "trace: seconds between the starts of sessions, where the trace does not say")
 	f.Uint64Var(&b.seed, "seed", 1, "seed of the generated workload")
-	f.StringVar(&b.vocab, "token-range", workload.TokenRange.String(), "ids of generated tokens, low-high")
+	f.StringVar(&b.vocab, "token-range", workload.TokenRange.String(), "completions: ids of generated tokens, low-high")
 	f.IntVar(&b.sessions, "sessions", 24, "sessions: how many; trace: the first so many, all without this flag")
 	f.IntVar(&b.turns, "turns", 3, "sessions: turns of each")
 	f.StringVar(&b.first, "first-len", "400-480", "sessions: length of the first input, low-high, in characters or tokens")
@@ -122,13 +122,14 @@ the file has, so that they can be called again until every point is there.`,
 	f.IntVar(&b.outputLen, "output-len", 128, "random: output limit in tokens")
 	f.Float64Var(&b.rate, "request-rate", math.Inf(1), "random: requests a second (inf: all at once)")
 	b.points.define(f)
-	cmd.MarkFlagsMutuallyExclusive("preset", "url")
-	cmd.MarkFlagsMutuallyExclusive("preset", "trace", "workload", "dataset")
 	cmd.MarkFlagsOneRequired("preset", "url")
 	return cmd
 }
 
 func (b *benchFlags) run(cmd *cobra.Command) error {
+	if err := unread(cmd, b.use()); err != nil {
+		return err
+	}
 	if b.preset != "" {
 		return b.runPreset(cmd)
 	}
@@ -154,6 +155,19 @@ func (b *benchFlags) run(cmd *cobra.Command) error {
 		return fmt.Errorf("%d requests had no valid answer", n)
 	}
 	return nil
+}
+
+// use is the way in which the command is called.
+func (b *benchFlags) use() string {
+	switch {
+	case b.preset != "":
+		return "--preset " + b.preset
+	case b.file != "":
+		return "--workload"
+	case b.trace.file != "":
+		return "--trace"
+	}
+	return "--dataset " + b.dataset
 }
 
 func (b *benchFlags) writeResult(stdout io.Writer, res *bench.Result) error {
@@ -246,6 +260,9 @@ func (b *benchFlags) folder() string {
 
 func (b *benchFlags) options(cmd *cobra.Command) (*bench.Options, error) {
 	errs := []error{baseURL("url", b.url)}
+	if b.records && b.jsonOut == "" {
+		errs = append(errs, errors.New("--records needs --json, where the records go"))
+	}
 	if b.watch != "" {
 		errs = append(errs, baseURL("watch", b.watch))
 	}
@@ -276,6 +293,12 @@ func (b *benchFlags) options(cmd *cobra.Command) (*bench.Options, error) {
 	var err error
 	if o.Load.Endpoint, err = load.ParseEndpoint(b.endpoint); err != nil {
 		return nil, err
+	}
+	if given := cmd.Flags().Lookup("token-range"); given.Changed && o.Load.Endpoint == load.Chat {
+		return nil, fmt.Errorf("--token-range is %s, which --endpoint chat does not read: it goes with --endpoint completions", b.vocab)
+	}
+	if b.system != "" && o.Load.Endpoint != load.Chat {
+		return nil, fmt.Errorf("--system is %q, which --endpoint completions does not read: it goes with --endpoint chat", b.system)
 	}
 	if o.Workload, err = b.workload(cmd, o.Load.Endpoint); err != nil {
 		return nil, err

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,8 +18,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/sluice-serving/sluice/ascendrt"
-	"github.com/sluice-serving/sluice/ascendrt/backends"
 	"github.com/sluice-serving/sluice/internal/bench/overlap"
 	"github.com/sluice-serving/sluice/internal/bench/points"
 	"github.com/sluice-serving/sluice/internal/sim/report"
@@ -41,7 +41,7 @@ type pointFlags struct {
 func (f *pointFlags) define(fs *pflag.FlagSet) {
 	const of = "points: "
 	fs.StringVar(&f.results, "results", "", of+"file that finished points are appended to and that says which are done (default results.jsonl in --dir)")
-	fs.BoolVar(&f.show, "show", false, of+"measure nothing, print the table of the results file")
+	fs.BoolVar(&f.show, "show", false, of+"measure nothing, print the table of the results file, whatever else is given")
 	fs.BoolVar(&f.markdown, "markdown", false, of+"write the table for a document")
 	fs.StringVar(&f.html, "html", "", of+"also write the table with plots to this file")
 	fs.DurationVar(&f.limit, "time-limit", 0, of+"end within this time; a point that would not is left for the next call (0: none)")
@@ -77,6 +77,9 @@ func (f *pointFlags) run(cmd *cobra.Command, b *benchFlags) error {
 	out := cmd.OutOrStdout()
 	if f.show {
 		return f.print(out, table)
+	}
+	if err := f.check(); err != nil {
+		return err
 	}
 	repeats := 3
 	if cmd.Flags().Changed("repeat") {
@@ -121,6 +124,23 @@ func (f *pointFlags) run(cmd *cobra.Command, b *benchFlags) error {
 	return err
 }
 
+// check reports values that an engine would refuse, or take for none.
+func (f *pointFlags) check() error {
+	var errs []error
+	for _, pool := range []struct {
+		flag   string
+		tokens int
+	}{{"prefiller-kv-tokens", f.prefillerTokens}, {"decoder-kv-tokens", f.decoderTokens}} {
+		if pool.tokens > 0 && pool.tokens < points.BlockSize {
+			errs = append(errs, fmt.Errorf("--%s is %d, must be 0 or at least %d, a block", pool.flag, pool.tokens, points.BlockSize))
+		}
+	}
+	if f.extra != "" && json.Unmarshal([]byte(f.extra), new(map[string]any)) != nil {
+		errs = append(errs, fmt.Errorf("--kv-extra %q is not JSON of an object", f.extra))
+	}
+	return errors.Join(errs...)
+}
+
 // print writes the table of the results file, and the page.
 func (f *pointFlags) print(out io.Writer, table string) error {
 	lines, err := points.Read(f.results)
@@ -153,8 +173,14 @@ func (f *pointFlags) list(cmd *cobra.Command, table string, b *benchFlags, repea
 			return nil, err
 		}
 	} else {
-		if f.rates != "" || f.policies != "" {
-			return nil, errors.New("--rates and --policies need --shapes; --only picks from the published points")
+		var errs []error
+		for _, name := range []string{"rates", "policies", "sessions", "turns", "arrival", "think"} {
+			if given := cmd.Flags().Lookup(name); given.Changed {
+				errs = append(errs, fmt.Errorf("--%s is %s: needs --shapes; --only picks from the published points", name, given.Value))
+			}
+		}
+		if err := errors.Join(errs...); err != nil {
+			return nil, err
 		}
 		for i := range groups {
 			groups[i].Seconds = f.seconds
@@ -191,6 +217,11 @@ func (f *pointFlags) groups(cmd *cobra.Command, table string, b *benchFlags) ([]
 	if f.policies != "" {
 		g.Policies = strings.Split(f.policies, ",")
 		g.Arms = g.Policies
+		for _, arm := range g.Arms {
+			if table == points.AppendPrefill && !slices.Contains(points.Arms, arm) {
+				return nil, fmt.Errorf("--policies %q: %q is no arm: there are %s", f.policies, arm, strings.Join(points.Arms, ", "))
+			}
+		}
 	}
 	if f.rates != "" {
 		g.Rates = nil
@@ -210,6 +241,9 @@ func (f *pointFlags) groups(cmd *cobra.Command, table string, b *benchFlags) ([]
 		if errA != nil || errZ != nil || a < 1 || z < 1 {
 			return nil, fmt.Errorf("--shapes %q: %q is not of the form prompt/output", f.shapes, text)
 		}
+		if table == points.AppendPrefill && a < points.BlockSize {
+			return nil, fmt.Errorf("--shapes %q: a prompt of %d tokens fills no block of %d: nothing of it would be kept", f.shapes, a, points.BlockSize)
+		}
 		h := g
 		h.Output = z
 		if table == points.Tails {
@@ -222,23 +256,9 @@ func (f *pointFlags) groups(cmd *cobra.Command, table string, b *benchFlags) ([]
 	return out, nil
 }
 
-// probe finds the backend of --device, the ordinal in it, and what devices there are.
-func (f *pointFlags) probe(ctx context.Context) (b ascendrt.Backend, ordinal int, info ascendrt.Report, err error) {
-	if b, ordinal, err = backends.Find(f.device); err != nil {
-		return nil, 0, info, err
-	}
-	if info, err = b.Probe(ctx); err != nil {
-		return nil, 0, info, err
-	}
-	if len(info.Devices) == 0 {
-		err = fmt.Errorf("device %s: %s", f.device, info.Problem)
-	}
-	return b, ordinal, info, err
-}
-
 // on puts the engines of the preset overlap onto --device.
 func (f *pointFlags) on(ctx context.Context, p *overlap.Params) error {
-	b, ordinal, info, err := f.probe(ctx)
+	b, ordinal, info, err := findDevice(ctx, "device", f.device)
 	if err != nil {
 		return err
 	}
@@ -250,9 +270,17 @@ func (f *pointFlags) on(ctx context.Context, p *overlap.Params) error {
 func (f *pointFlags) devices(ctx context.Context) (prefiller, decoder, hardware string, err error) {
 	prefiller, decoder = f.prefillerDevice, f.decoderDevice
 	names := map[string]string{}
-	b, ordinal, info, err := f.probe(ctx)
+	b, ordinal, info, err := findDevice(ctx, "device", f.device)
 	if err != nil {
 		return "", "", "", err
+	}
+	for _, given := range [][2]string{{"prefiller-device", prefiller}, {"decoder-device", decoder}} {
+		if given[1] == "" {
+			continue
+		}
+		if _, _, _, err := findDevice(ctx, given[0], given[1]); err != nil {
+			return "", "", "", err
+		}
 	}
 	for _, d := range info.Devices {
 		names[b.Name()+":"+strconv.Itoa(d.Ordinal)] = d.Name

@@ -129,16 +129,24 @@ func TestBenchStartsDecodersOneAtATime(t *testing.T) {
 
 func TestBenchRefusesPointsThatItCannotMeasure(t *testing.T) {
 	for want, args := range map[string]string{
-		`no point matches --only "opt"`:  "--only opt",
-		`"x/y" is not of the form`:       "--shapes x/y --model random:tiny",
-		"--shapes needs --model":         "--shapes 8/8",
-		`"-1" is no positive number`:     "--shapes 8/8 --model random:tiny --rates -1",
-		"need --shapes":                  "--rates 4",
-		`device "nvidia:0"`:              "--device nvidia:0 --commit x",
-		"the build recorded no commit":   "--device host",
-		`"{" is not JSON`:                "--device host --commit x --kv-extra {",
-		`unknown graph policy "lenient"`: "--device host --commit x --shapes 8/8 --model random:tiny --policies lenient --arrivals 0.1",
-		"--decoder-kv-tokens is -1":      "--device host --commit x --decoder-kv-tokens -1",
+		`no point matches --only "opt"`:                               "--only opt",
+		`"x/y" is not of the form`:                                    "--shapes x/y --model random:tiny",
+		"--shapes needs --model":                                      "--shapes 8/8",
+		`"-1" is no positive number`:                                  "--shapes 8/8 --model random:tiny --rates -1",
+		"--rates is 4: needs --shapes":                                "--rates 4",
+		"--policies is strict: needs":                                 "--policies strict",
+		`device "nvidia:0"`:                                           "--device nvidia:0 --commit x",
+		"the build recorded no commit":                                "--device host",
+		`"{" is not JSON`:                                             "--device host --commit x --kv-extra {",
+		`unknown graph policy "lenient"`:                              "--device host --commit x --shapes 8/8 --model random:tiny --policies lenient --arrivals 0.1",
+		"--decoder-kv-tokens is -1":                                   "--device host --commit x --decoder-kv-tokens -1",
+		"--decoder-kv-tokens is 63, must be 0 or at least 64":         "--decoder-kv-tokens 63",
+		`--kv-extra "[]" is not JSON of an object`:                    "--kv-extra []",
+		`--device: device "host:1": the last one of host is number 0`: "--device host:1 --commit x",
+		`--prefiller-device: device "tpu"`:                            "--device host --prefiller-device tpu --commit x",
+		`--decoder-device: device "host:2"`:                           "--device host --decoder-device host:2 --commit x",
+		`"slow" is no arm: there are pd,`:                             "--preset append-prefill-gpu --shapes 96/8 --model random:tiny --policies pd,slow",
+		`"63/8": a prompt of 63 tokens fills no block of 64`:          "--preset append-prefill-gpu --shapes 63/8 --model random:tiny",
 	} {
 		dir := t.TempDir()
 		_, _, err := benched(t, append([]string{"--preset", "tails", "--dir", dir}, strings.Fields(args)...)...)
@@ -165,12 +173,12 @@ func TestSimPredictsMeasuredPoints(t *testing.T) {
 	require.Contains(t, out, "qwen3-0.6b/1024-256/8/strict/20s")
 	require.NotContains(t, out, "append-prefill:")
 	for want, args := range map[string][]string{
-		"--measured needs --cost-model":       {"--measured", results},
-		"without --preset and --trace":        {"--measured", results, "--cost-model", steps, "--preset", "tails"},
-		"has no measured point":               {"--measured", filepath.Join(dir, "none"), "--cost-model", steps},
-		"no such file":                        {"--measured", results, "--cost-model", filepath.Join(dir, "none.csv")},
-		"there are none":                      {"--measured", results, "--cost-model", "../../go.mod"},
-		"--cost-model needs --trace or --mea": {"--cost-model", steps},
+		"--measured needs --cost-model":                          {"--measured", results},
+		"--preset is tails, which --measured":                    {"--measured", results, "--cost-model", steps, "--preset", "tails"},
+		"has no measured point":                                  {"--measured", filepath.Join(dir, "none"), "--cost-model", steps},
+		"no such file":                                           {"--measured", results, "--cost-model", filepath.Join(dir, "none.csv")},
+		"there are none":                                         {"--measured", results, "--cost-model", "../../go.mod"},
+		"it goes with --trace or --gaps or --plan or --measured": {"--cost-model", steps},
 	} {
 		_, _, err := simulated(t, args...)
 		require.ErrorContains(t, err, want)

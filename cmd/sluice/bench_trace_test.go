@@ -131,7 +131,7 @@ func TestBenchRefusesTracesThatItCannotReplay(t *testing.T) {
 		"--sessions is -4":                     {"--trace", agents, "--sessions", "-4"},
 		"cannot be told apart":                 {"--trace", agents, "--scale-tokens", "0.05"},
 		"chat endpoint does not take":          {"--trace", agents, "--endpoint", "chat", "--model", "m"},
-		"none of the others can be":            {"--trace", agents, "--workload", "x"},
+		"which --workload does not read":       {"--trace", agents, "--workload", "x"},
 	} {
 		_, _, err := benched(t, append(args, "--url", server)...)
 		require.ErrorContains(t, err, want, args)

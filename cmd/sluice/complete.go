@@ -12,7 +12,7 @@ import (
 // for the completion of shells.
 var choices = map[string]map[string][]string{
 	"bench": {
-		"preset":   {"append-prefill-demo", "overlap", "chaos"},
+		"preset":   {presetDemo, presetOverlap, presetChaos, presetTails, presetAppend},
 		"dataset":  {"sessions", "random"},
 		"endpoint": {"chat", "completions"},
 		"ids":      {"auto", "file", "session"},

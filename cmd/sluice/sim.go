@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/sluice-serving/sluice/internal/bench/points"
 	"github.com/sluice-serving/sluice/internal/sim"
@@ -80,7 +78,7 @@ no-overload, no-wait (the bounded wait for a busy Decoder).`,
   sluice sim --trace requests.jsonl.gz --plan --slo ttft=2s,tpot=30ms`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := simNeeds(cmd.Flags()); err != nil {
+			if err := unread(cmd, f.use()); err != nil {
 				return err
 			}
 			if err := f.run(cmd.OutOrStdout(), cmd.ErrOrStderr()); err != nil {
@@ -122,38 +120,31 @@ no-overload, no-wait (the bounded wait for a busy Decoder).`,
 	return cmd
 }
 
-// simNeeds reports flags that would have no effect without another.
-func simNeeds(given *pflag.FlagSet) error {
-	var errs []error
-	for with, names := range map[string][]string{
-		"measured": {"hop", "transfer-rate", "restore-rate"},
-		"plan":     {"max-instances"},
-		"trace":    {"profile", "prefillers", "decoders", "ranks", "blocks", "block-size", "gap", "gaps", "scale-time", "scale-tokens", "ids", "lenient"},
-	} {
-		for _, name := range names {
-			if given.Changed(name) && !given.Changed(with) {
-				errs = append(errs, fmt.Errorf("--%s needs --%s", name, with))
-			}
-		}
+// use is the way in which the command is called.
+func (f *simFlags) use() string {
+	switch {
+	case f.measured != "":
+		return "--measured"
+	case f.plan:
+		return "--plan"
+	case len(f.gaps) > 0:
+		return "--gaps"
+	case f.trace != "":
+		return "--trace"
+	case f.preset == "":
+		f.preset = "append-prefill"
 	}
-	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
-	return errors.Join(errs...)
+	return "--preset " + f.preset
 }
 
 func (f *simFlags) run(out, errs io.Writer) error {
 	switch {
 	case f.measured != "":
 		return f.predict(out)
-	case len(f.faults) > 0 && (f.trace == "" || len(f.gaps) > 0 || f.plan):
-		return errors.New("--fault needs --trace, at one load and without --plan; the preset faults brings its own")
-	case f.cost != "" && f.trace == "":
-		return errors.New("--cost-model needs --trace or --measured: a preset brings its own model")
-	case f.plan != (f.slo != ""):
-		return errors.New("--plan and --slo need each other")
-	case f.plan && (f.trace == "" || len(f.gaps) > 0):
-		return errors.New("--plan needs --trace, and looks at one load")
-	case f.preset != "" && f.trace != "":
-		return errors.New("--preset and --trace contradict each other: a preset brings its own workload")
+	case f.plan && f.slo == "":
+		return errors.New("--plan needs --slo")
+	case f.trace == "" && (f.plan || len(f.gaps) > 0):
+		return errors.New("--plan and --gaps need --trace")
 	case f.trace != "":
 		return f.playTrace(out, errs)
 	case f.preset == "tails":
@@ -176,8 +167,6 @@ func (f *simFlags) run(out, errs io.Writer) error {
 		return f.print(out, rep, page, fmt.Sprintf("faults, %d requests a run. %s", rep.Requests, page.Summary))
 	case f.preset == "scale", f.preset == "sessions":
 		return f.playScale(out, errs)
-	case f.preset == "":
-		f.preset = "append-prefill"
 	}
 	run, ok := map[string]func() (*sim.Report, error){"append-prefill": sim.AppendPrefill, "shared-prompt": sim.SharedPrompt, "ablations": sim.Ablations}[f.preset]
 	if !ok {

@@ -14,11 +14,8 @@ import (
 
 // predict prints what the simulator says of measured points beside them.
 func (f *simFlags) predict(out io.Writer) error {
-	switch {
-	case f.cost == "":
+	if f.cost == "" {
 		return errors.New("--measured needs --cost-model: the steps of the devices, as internal/engine/steptime writes them")
-	case f.preset != "" || f.trace != "":
-		return errors.New("--measured brings its own workload: it goes without --preset and --trace")
 	}
 	lines, err := points.Read(f.measured)
 	if err != nil {

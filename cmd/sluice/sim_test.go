@@ -97,9 +97,9 @@ func TestSimRefusesWhatItCannotDo(t *testing.T) {
 	lines[2] = strings.Replace(lines[2], `"nblocks":2,"hash_runs":[60,2]`, `"nblocks":2,"hash_runs":[60,1]`, 1)
 	require.NoError(t, os.WriteFile(broken, []byte(strings.Join(lines, "")), 0o600))
 	for want, args := range map[string][]string{
-		"contradict each other":       {"--preset", "faults", "--trace", agents},
-		`preset "other" is unknown`:   {"--preset", "other"},
-		"--fault needs --trace":       {"--fault", "decoder-restart@1+1"},
+		"--preset is faults, which --trace does not read: it goes with --preset append-prefill, shared-prompt, ablations, pools, faults, scale, sessions, tails": {"--preset", "faults", "--trace", agents},
+		`preset "other" is unknown`: {"--preset", "other"},
+		"--fault is [decoder-restart@1+1], which --preset append-prefill does not read: it goes with --trace": {"--fault", "decoder-restart@1+1"},
 		"the kind is unknown":         {"--trace", agents, "--fault", "flood@1+1"},
 		"instance 4 is not one of 1":  {"--trace", agents, "--fault", "prefiller-loss:4@1"},
 		`profile "other" is unknown`:  {"--trace", agents, "--profile", "other"},
@@ -110,10 +110,12 @@ func TestSimRefusesWhatItCannotDo(t *testing.T) {
 		"--sessions is -1":            {"--preset", "scale", "--sessions", "-1"},
 		"prefillers is 0":             {"--trace", agents, "--prefillers", "0"},
 		"no such file":                {"--trace", "/nonexistent"},
-		"need each other":             {"--trace", agents, "--plan"},
+		"--plan needs --slo":          {"--trace", agents, "--plan"},
+		"--slo is ttft=1s,tpot=1ms":   {"--trace", agents, "--slo", "ttft=1s,tpot=1ms"},
+		"--plan and --gaps need":      {"--gaps", "1"},
 		"must be a positive duration": {"--trace", agents, "--plan", "--slo", "ttft=0s,tpot=1ms"},
-		"--cost-model needs --trace":  {"--cost-model", agents},
-		"line 3: has 1 blocks, 140 tokens in blocks of 64 make 2": {"--trace", broken},
+		"--cost-model is " + agents + ", which --preset append-prefill does not read": {"--cost-model", agents},
+		"line 3: has 1 blocks, 140 tokens in blocks of 64 make 2":                     {"--trace", broken},
 	} {
 		_, _, err := simulated(t, args...)
 		require.ErrorContains(t, err, want, args)

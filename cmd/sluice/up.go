@@ -1,8 +1,11 @@
 package main
 
 import (
+	"errors"
+
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-serving/sluice/internal/engine"
 	"github.com/sluice-serving/sluice/internal/up"
 )
 
@@ -24,6 +27,12 @@ func newUpCmd() *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.Cluster.TraceDir = o.Dir
+			if _, _, _, err := findDevice(cmd.Context(), "device", o.Cluster.Device); err != nil {
+				return err
+			}
+			if err := errors.Join(pool("prefiller-kv-blocks", o.Cluster.Device, &o.Cluster.Prefiller), pool("decoder-kv-blocks", o.Cluster.Device, &o.Cluster.Decoder)); err != nil {
+				return err
+			}
 			return up.Run(cmd.Context(), o, cmd.OutOrStdout())
 		},
 	}
@@ -37,4 +46,14 @@ func newUpCmd() *cobra.Command {
 	f.DurationVar(&o.Config.ReadyTimeout, "ready-timeout", up.DefaultReadyTimeout, "how long a process may take to become ready")
 	f.DurationVar(&o.Config.Grace, "grace", up.DefaultGrace, "how long a process may take to end before it is killed")
 	return cmd
+}
+
+// pool reports a KV pool without room for one sequence by the flag that sets it.
+func pool(flag, device string, e *up.Engine) error {
+	var wrong *engine.SettingError
+	err := engine.Config{Device: device, KVBlocks: e.Blocks, MaxModelLen: e.MaxLen}.Validate()
+	if errors.As(err, &wrong) && wrong.Name == "num-kv-blocks" {
+		return &engine.SettingError{Name: "--" + flag, Value: wrong.Value, Need: wrong.Need}
+	}
+	return nil
 }

@@ -201,7 +201,7 @@ func (f *Figures) engines(before, after pages) {
 	ofP, ofD := func(p pages) scrape.Page { return p.prefiller }, func(p pages) scrape.Page { return p.decoder }
 	f.Preempted = int(grown("vllm:num_preemptions_total", ofD, nil))
 	f.KVBytes = grown("sluice_kv_transfer_bytes_total", ofD, map[string]string{"direction": "received"})
-	f.TokenBytes = d1.Max("sluice_kv_block_bytes") / blockSize
+	f.TokenBytes = d1.Max("sluice_kv_block_bytes") / BlockSize
 	const ways = "sluice_kv_transfer_way_bytes_total"
 	most := 0.0
 	grew := scrape.Minus(d1.By(ways, "way", nil), d0.By(ways, "way", nil))

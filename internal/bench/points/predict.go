@@ -126,7 +126,7 @@ func (r *Row) predictTails(steps *sim.Steps, a Assumed) ([]Figure, error) {
 // served is the engines of a row as the simulator takes them.
 func (r *Row) served(steps *sim.Steps, a Assumed) sim.Served {
 	return sim.Served{
-		Steps: steps, BlockSize: blockSize, PrefillerTokens: r.Sizes.PrefillerTokens, DecoderTokens: r.Sizes.DecoderTokens,
+		Steps: steps, BlockSize: BlockSize, PrefillerTokens: r.Sizes.PrefillerTokens, DecoderTokens: r.Sizes.DecoderTokens,
 		PrefillerStep: r.Sizes.PrefillerStep, DecoderStep: r.Sizes.DecoderStep, Seqs: r.Sizes.Seqs,
 		Hop: a.Hop, TransferAt: a.Hop, Transfer: r.TokenBytes / a.Transfer,
 	}

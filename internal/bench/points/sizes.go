@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-serving/sluice/internal/up"
 )
 
-// blockSize is the tokens of a KV block of these engines.
-const blockSize = 64
+// BlockSize is the tokens of a KV block of these engines.
+const BlockSize = 64
 
 // setup is the engines that a point needs, but for the kind of its Decoder:
 // points with one setup share their engines.
@@ -88,19 +88,19 @@ func (o *Options) setupOf(p *Point) setup {
 
 // longest is the longest sequence of an engine whose pool has that many tokens:
 // an engine wants room for one.
-func (s *setup) longest(pool int) int { return min(s.length, pool/blockSize*blockSize) }
+func (s *setup) longest(pool int) int { return min(s.length, pool/BlockSize*BlockSize) }
 
 // cluster is the engines of a setup with a Decoder of the given kind.
 func (o *Options) cluster(s *setup, variant string) up.Cluster {
 	c := up.Cluster{
 		Model: s.model,
 		Prefiller: up.Engine{
-			Device: o.PrefillerDevice, Caching: up.NoCaching, Blocks: s.PrefillerTokens / blockSize, BlockSize: blockSize, MaxSeqs: 64,
+			Device: o.PrefillerDevice, Caching: up.NoCaching, Blocks: s.PrefillerTokens / BlockSize, BlockSize: BlockSize, MaxSeqs: 64,
 			StepLimit: s.PrefillerStep, MaxLen: s.longest(s.PrefillerTokens), Workers: o.Workers, Extra: []string{"--enforce-eager"},
 			Transfer: transfer("kv_producer", o.Extra, 0),
 		},
 		Decoder: up.Engine{
-			Device: o.DecoderDevice, Blocks: s.DecoderTokens / blockSize, BlockSize: blockSize, MaxSeqs: s.Seqs,
+			Device: o.DecoderDevice, Blocks: s.DecoderTokens / BlockSize, BlockSize: BlockSize, MaxSeqs: s.Seqs,
 			StepLimit: s.DecoderStep, MaxLen: s.longest(s.DecoderTokens), Workers: o.Workers, Transfer: transfer("kv_consumer", o.Extra, 0),
 		},
 	}
