@@ -31,7 +31,7 @@ func (e *encoder) batch(at time.Time, events []kvcache.Event) ([]byte, error) {
 	e.buf.Reset()
 	w := &writer{enc: e.enc}
 	w.array(3)
-	w.do(e.enc.EncodeFloat64(float64(at.UnixNano()) / 1e9))
+	w.do(e.enc.EncodeFloat64(float64(at.Unix()) + float64(at.Nanosecond())/1e9)) // nanoseconds since 1970 are more digits than a float64 has
 	w.array(len(events))
 	for i := range events {
 		e.event(w, &events[i])
