@@ -104,7 +104,6 @@ type arm struct {
 // pause is one measurement of decode steps.
 type pause struct {
 	step, submit float64 // ms
-	GBs          float64 // copied meanwhile
 }
 
 // turnSteps are those of one turn of an arm: before, beside and after the copies.
@@ -209,22 +208,25 @@ func (d *decoder) turn(ctx context.Context, dev ascendrt.Device, o options, kv k
 		return err
 	}
 	var three [3]pause
+	speed := 0.0
 	for i := range three {
-		stop := func() error { return nil }
+		end := func() (float64, error) { return 0, nil }
 		if i == 1 && c != nil {
-			stop = c.start(ctx, a.t)
+			end = c.start(ctx, a.t)
 		}
-		three[i], err = d.measure(ctx, o, c)
-		if err := errors.Join(err, stop()); err != nil {
+		p, err := d.measure(ctx, o)
+		x, eerr := end()
+		if err := errors.Join(err, eerr); err != nil {
 			return err
 		}
+		three[i], speed = p, max(speed, x)
 	}
 	for d.sched.HasWork() || len(d.flight) > 0 { // to the requests' ends
 		if _, _, err := d.step(ctx); err != nil {
 			return err
 		}
 	}
-	a.step, a.submit, a.GBs = append(a.step, three[1].step), append(a.submit, three[1].submit), append(a.GBs, three[1].GBs)
+	a.step, a.submit, a.GBs = append(a.step, three[1].step), append(a.submit, three[1].submit), append(a.GBs, speed)
 	a.plain = append(a.plain, (three[0].step+three[2].step)/2)
 	a.plainSubmit = append(a.plainSubmit, (three[0].submit+three[2].submit)/2)
 	return nil
@@ -233,13 +235,12 @@ func (d *decoder) turn(ctx context.Context, dev ascendrt.Device, o options, kv k
 // warm is the number of steps ahead of the clock.
 const warm = 5
 
-// measure takes the time of decode steps, c what is copied meanwhile; nil for nothing.
-func (d *decoder) measure(ctx context.Context, o options, c *copies) (pause, error) {
+// measure takes the time of decode steps.
+func (d *decoder) measure(ctx context.Context, o options) (pause, error) {
 	var begin time.Time
-	var bytes int64
 	for i := range warm + o.steps {
 		if i == warm {
-			begin, bytes, d.submitting = time.Now(), c.done(), 0
+			begin, d.submitting = time.Now(), 0
 		}
 		if rows, _, err := d.step(ctx); err != nil || rows != o.batch {
 			return pause{}, errors.Join(err, fmt.Errorf("%d rows of %d", rows, o.batch))
@@ -247,28 +248,21 @@ func (d *decoder) measure(ctx context.Context, o options, c *copies) (pause, err
 	}
 	took := time.Since(begin)
 	n := float64(o.steps)
-	return pause{step: milliseconds(took) / n, submit: milliseconds(d.submitting) / n, GBs: rate(c.done()-bytes, took)}, nil
+	return pause{step: milliseconds(took) / n, submit: milliseconds(d.submitting) / n}, nil
 }
 
 // copies saves and restores a prompt's blocks again and again.
 type copies struct {
-	m     *offload.DeviceMover
-	c     offload.Copies
-	at    int // blocks of one call
-	bytes atomic.Int64
+	m  *offload.DeviceMover
+	c  offload.Copies
+	at int // blocks of one call
 }
 
-// done are the bytes that were moved so far.
-func (c *copies) done() int64 {
-	if c == nil {
-		return 0
-	}
-	return c.bytes.Load()
-}
-
-// start begins; the result ends it.
-func (c *copies) start(ctx context.Context, t traffic) (end func() error) {
+// start begins; the result ends it and gives the GB/s, of one call each way at least.
+func (c *copies) start(ctx context.Context, t traffic) (end func() (float64, error)) {
 	var stop atomic.Bool
+	var bytes atomic.Int64
+	begin := time.Now()
 	var wg sync.WaitGroup
 	errs := make([]error, 2)
 	for i, f := range []func(context.Context, offload.Copies) error{c.m.Save, c.m.Load} {
@@ -279,7 +273,7 @@ func (c *copies) start(ctx context.Context, t traffic) (end func() error) {
 		half := c.c // the two touch different blocks
 		half.Blocks, half.Slots = half.Blocks[i*n/2:(i+1)*n/2], half.Slots[i*n/2:(i+1)*n/2]
 		wg.Go(func() {
-			for at := 0; !stop.Load() && errs[i] == nil; at += c.at {
+			for at := 0; errs[i] == nil && (at == 0 || !stop.Load()); at += c.at {
 				if at >= len(half.Blocks) {
 					at = 0
 				}
@@ -287,13 +281,13 @@ func (c *copies) start(ctx context.Context, t traffic) (end func() error) {
 				last := min(at+c.at, len(half.Blocks))
 				now.Blocks, now.Slots = half.Blocks[at:last], half.Slots[at:last]
 				errs[i] = f(ctx, now)
-				c.bytes.Add(int64(len(now.Blocks)) * now.SlotBytes)
+				bytes.Add(int64(len(now.Blocks)) * now.SlotBytes)
 			}
 		})
 	}
-	return func() error {
+	return func() (float64, error) {
 		stop.Store(true)
 		wg.Wait()
-		return errors.Join(errs...)
+		return rate(bytes.Load(), time.Since(begin)), errors.Join(errs...)
 	}
 }
