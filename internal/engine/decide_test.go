@@ -261,6 +261,7 @@ func TestResidentUntil(t *testing.T) {
 	require.Equal(t, 1.0, a.count("sluice_session_leases_total", "event", "granted"))
 	require.Positive(t, a.count("sluice_session_lease_blocks"))
 	require.Zero(t, turn(a, "b", func(r *Request) { r.EndSession = true }).ResidentUntil, "nobody comes back")
+	require.Equal(t, 1.0, a.count("sluice_session_leases_total", "event", "granted"), "the scheduler knew before the turn ended")
 	require.Zero(t, turn(a, "", nil).ResidentUntil, "of no session")
 	require.Zero(t, turn(startDecoder(t, sched(switchedOn), slog.LevelInfo, nil), "a", nil).ResidentUntil, "the plain profile keeps nothing")
 	require.Zero(t, turn(startDecoder(t, withGuards(`"leases":false`), slog.LevelInfo, nil), "a", nil).ResidentUntil)

@@ -63,6 +63,9 @@ func (e *Engine) Submit(ctx context.Context, req Request) (_ *Stream, err error)
 		Arrival:           scheduler.At(time.Now()),
 		CacheHitThreshold: threshold, RemoteETA: params.eta, SkipCacheRead: req.Sampling.Prompt,
 	}
+	if req.EndSession { // known before its last turn ends, a session leaves nothing that anybody waits for
+		sreq.TurnEnd = scheduler.EndOfSession
+	}
 	if !req.IgnoreEOS {
 		sreq.EOS = e.model.eos
 	}
