@@ -97,6 +97,8 @@ no-overload, no-wait (the bounded wait for a busy Decoder).`,
 	fl.StringVar(&f.cost, "cost-model", "", "with --trace: JSON file of measured step times of a Decoder rank, instead of the built-in model; with --measured: CSV file that internal/engine/steptime has written")
 	fl.StringVar(&f.measured, "measured", "", "results file of sluice bench --preset tails or append-prefill-gpu to predict")
 	fl.Float64Var(&f.assumed.Hop, "hop", 0, "with --measured: seconds between client, proxy and engine, one way (0: 0.0003)")
+	fl.Float64Var(&f.assumed.Ahead, "transfer-ahead", 0, "with --measured: seconds from a request's arrival at the Decoder to the first byte of its KV (0: as --hop)")
+	fl.BoolVar(&f.assumed.Stop, "unannounced", false, "with --measured: sessions just stop, as where engines heard too late that a turn was the last")
 	fl.Float64Var(&f.assumed.Transfer, "transfer-rate", 0, "with --measured: bytes a second of KV between the engines (0: 100e9)")
 	fl.Float64Var(&f.assumed.Restore, "restore-rate", 0, "with --measured: bytes a second from the host tier (0: 25e9)")
 	fl.BoolVar(&f.plan, "plan", false, "with --trace and --slo: look for the smallest cluster that keeps the targets in one profile (default guarded)")

@@ -23,6 +23,7 @@ type ClusterConfig struct {
 	Hop        float64 // seconds between client, proxy and engine, one way
 	Transfer   float64 // seconds to move the KV of one token from P to D
 	TransferAt float64 // seconds that a transfer takes however short it is
+	Late       float64 // seconds that the first event of an answer comes later than others would
 	Window     float64 // seconds in which the queue's peak counts; 0: always
 	Local      Local
 	Reverse    Reverse
@@ -80,7 +81,7 @@ func (c *ClusterConfig) Validate() error {
 	for _, f := range []struct {
 		name string
 		v    float64
-	}{{"hop", c.Hop}, {"transfer per token", c.Transfer}, {"transfer", c.TransferAt}, {"window", c.Window}, {"sample", c.Sample}} {
+	}{{"hop", c.Hop}, {"transfer per token", c.Transfer}, {"transfer", c.TransferAt}, {"first event", c.Late}, {"window", c.Window}, {"sample", c.Sample}} {
 		if !(f.v >= 0) {
 			errs = append(errs, fmt.Errorf("cluster: %s is %v s, must not be negative", f.name, f.v))
 		}

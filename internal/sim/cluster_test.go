@@ -79,6 +79,8 @@ func TestBadClusterNamesEveryFault(t *testing.T) {
 	require.ErrorContains(t, err, "prefillers is 0")
 	require.ErrorContains(t, err, "hop is -1 s")
 	require.ErrorContains(t, err, "cost model is missing")
+	require.ErrorContains(t, (&Conversations{Count: 2, Rounds: 1, PromptMin: 1, PromptMax: 1, AddMin: 1, AddMax: 1, OutMin: 1, OutMax: 1, Starts: []float64{2, 1}}).Validate(), "2 starts of 2 sessions, must be one for each, ascending")
+	require.Equal(t, Seconds(1.5), (&Conversations{Count: 2, Starts: []float64{1, 1.5}}).Start(1))
 	bad := &Conversations{PromptMin: 5, PromptMax: 4, SharedPrompt: 9}
 	require.ErrorContains(t, bad.Validate(), "sessions is 0")
 	require.ErrorContains(t, bad.Validate(), "shared prompt is 9 tokens")

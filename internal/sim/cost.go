@@ -14,11 +14,15 @@ type Work struct {
 	scheduler.StepWork
 	Decoded int64       // tokens that the decode rows attend to
 	Mode    graphs.Mode // of the step; None without a dispatcher
+	Padded  int         // tokens of the graph that replays it; 0: none does
 }
 
 // WorkOf reads a plan.
 func WorkOf(p *scheduler.Plan) Work {
 	w := Work{StepWork: scheduler.WorkOf(p), Mode: p.Graph.Mode}
+	if w.Mode != graphs.None {
+		w.Padded = int(p.Graph.PaddedTokens)
+	}
 	for i, n := range p.Scheduled {
 		if p.IsDecode(i) {
 			w.Decoded += int64(p.Computed[i]) + int64(n)

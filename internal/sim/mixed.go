@@ -95,11 +95,14 @@ func newMixed(points []mixedPoint) (*mixedGrid, error) {
 	return g, nil
 }
 
+// largest is the most new tokens of a measured step.
+func (g *mixedGrid) largest() float64 { return g.chunks[len(g.chunks)-1] }
+
 // step is the time of a step in seconds: lines between the points of each axis, and
 // beyond the last as between the last two.
 func (g *mixedGrid) step(b *beyond, decodes, chunk, prefix float64) float64 {
 	b.note("decodes beside a prompt row", decodes, g.decodes[len(g.decodes)-1])
-	b.note("new tokens of a step", chunk, g.chunks[len(g.chunks)-1])
+	b.note("new tokens of a step", chunk, g.largest())
 	b.note("cached tokens before new ones", prefix, g.prefixes[len(g.prefixes)-1])
 	return line(len(g.decodes), decodes, func(i int) (float64, float64) {
 		return g.decodes[i], line(len(g.prefixes), prefix, func(j int) (float64, float64) {

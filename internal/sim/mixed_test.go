@@ -84,6 +84,31 @@ func TestGridIsExactAtItsPoints(t *testing.T) {
 	require.InDelta(t, stepTime(0, 0, 256, 0)/1e3, s.Prompt(256), 1e-8)
 }
 
+// A graph of more tokens than rows takes their time, but reads the rows' cache alone;
+// a prompt that is larger than the grid's comes from the whole ones, with what its
+// prefix costs the largest of the grid.
+func TestPaddedAndLargeSteps(t *testing.T) {
+	const whole = "m,prefill,4096,NONE,400,ktok/s\nm,prefill,8192,NONE,400,ktok/s\n"
+	s, err := ReadSteps(strings.NewReader(gridLines()+whole), "m")
+	require.NoError(t, err)
+	near := func(want, got float64) { t.Helper(); require.InDelta(t, want/1e3, got, 1e-8) }
+	near(stepTime(16, 648, 0, 0), s.Padded(graphs.Full, 16, 9, 1152))
+	near(stepTime(16, 1152, 0, 0), s.Padded(graphs.Full, 8, 16, 1152))
+	w := workOf(9, 1152, 0, 0, graphs.Full)
+	w.Padded = 16
+	near(stepTime(16, 648, 0, 0), s.Step(w, 0))
+	w = workOf(8, 1152, 60, 1024, graphs.Piecewise)
+	w.Padded = 72
+	near(stepTime(8, 1152, 64, 1024), s.Step(w, 0))
+
+	near(stepTime(0, 0, 1024, 0), s.Prompt(1024))
+	between := (stepTime(0, 0, 1024, 0) + 4096/400.0) / 2
+	near(between, s.Prompt(2560))
+	near(between, s.Step(workOf(0, 0, 2560, 0, graphs.None), 0))
+	near(between+stepTime(0, 0, 1024, 1024)-stepTime(0, 0, 1024, 0), s.Step(workOf(0, 0, 2560, 1024, graphs.None), 0))
+	require.Empty(t, s.Beyond())
+}
+
 // More of anything never takes less time, within the grid and beyond it.
 func TestGridIsMonotone(t *testing.T) {
 	s, err := ReadSteps(strings.NewReader(gridLines()), "m")

@@ -311,7 +311,7 @@ func (c *Cluster) output(r *rank, o *scheduler.Output) error {
 	}
 	if n := len(o.Tokens); n > 0 {
 		if tr.rec.Out == 0 {
-			tr.rec.First = c.now + Seconds(c.cfg.Hop)
+			tr.rec.First = c.now + Seconds(c.cfg.Hop+c.cfg.Late)
 			tr.rec.Pure = -r.group.pure
 			tr.rec.Cached = o.Cached + o.External
 			if tr.stage == attempted {
@@ -323,7 +323,7 @@ func (c *Cluster) output(r *rank, o *scheduler.Output) error {
 			c.router.Output(wall(c.now), tr.rt)
 		}
 		tr.rec.Out += int32(n)
-		tr.rec.Last = c.now + Seconds(c.cfg.Hop)
+		tr.rec.Last = max(c.now+Seconds(c.cfg.Hop), tr.rec.First)
 	}
 	if o.Finish != scheduler.NotFinished {
 		tr.stage = finished

@@ -25,18 +25,25 @@ type Served struct {
 	Seqs                           int     // requests that run at once on the Decoder
 	HostTokens                     int     // of the host tier
 	Restore                        float64 // seconds to bring one of them back
-	Prompt                         float64 // seconds of the longest first prompt at the Prefiller; 0: by Steps
 	Hop                            float64 // seconds between client, proxy and engine, one way
 	TransferAt, Transfer           float64 // seconds of a transfer between engines, and more for each token
+	More                           float64 // seconds that a step of the Decoder takes more where it serves
+	Late                           float64 // seconds that the first event of an answer comes late
+	Ends                           Ends    // of the guarded arms
 }
 
-// atPrefiller is the cost of a Prefiller whose time of a prompt was measured.
-type atPrefiller struct {
+// serving is the cost of an engine whose steps take more than those of its executor alone.
+type serving struct {
 	*Steps
-	scale float64
+	more float64
 }
 
-func (c atPrefiller) Step(w Work, step uint64) float64 { return c.scale * c.Steps.Step(w, step) }
+func (c serving) Step(w Work, step uint64) float64 {
+	if took := c.Steps.Step(w, step); took > 0 {
+		return took + c.more
+	}
+	return 0
+}
 
 // cluster is the engines of an arm.
 func (s *Served) cluster(arm string) (ClusterConfig, error) {
@@ -55,11 +62,10 @@ func (s *Served) cluster(arm string) (ClusterConfig, error) {
 	cfg := ClusterConfig{
 		Prefillers: 1, Decoders: 1, Ranks: 1,
 		Prefill: rank(s.PrefillerTokens, s.PrefillerStep, 64, kvcache.CachingOff), Decode: rank(s.DecoderTokens, s.DecoderStep, s.Seqs, kvcache.CachingOn),
-		Route: route.Config{}, Hop: s.Hop, TransferAt: s.TransferAt, Transfer: s.Transfer, Window: window, Sample: max(window, 1) / 120,
+		Route: route.Config{}, Hop: s.Hop, TransferAt: s.TransferAt, Transfer: s.Transfer, Late: s.Late, Window: window, Sample: max(window, 1) / 120,
 	}
-	if s.Prompt > 0 {
-		cfg.Prefill.Cost = atPrefiller{s.Steps, s.Prompt / s.Steps.Prompt(float64(s.Load.PromptMax))}
-	}
+	cfg.Prefill.Graphs.Mode = graphs.ModeNone
+	cfg.Decode.Cost = serving{s.Steps, s.More}
 	if arm == ArmPD {
 		return cfg, nil
 	}
@@ -69,6 +75,7 @@ func (s *Served) cluster(arm string) (ClusterConfig, error) {
 		return cfg, nil
 	}
 	cfg = Guard(cfg)
+	cfg.Ends = s.Ends
 	a := &cfg.Decode.Scheduler.Append
 	switch arm {
 	case ArmGuarded:

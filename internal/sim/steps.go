@@ -181,6 +181,11 @@ func (s *Steps) prepare(grid []mixedPoint) error {
 		if s.mixed, err = newMixed(grid); err != nil {
 			return fail("%w", err)
 		}
+		for _, p := range grid { // a prompt alone is one of its steps
+			if p.decodes == 0 && p.prefix == 0 {
+				s.prefill = put(s.prefill, point{p.chunk, p.seconds})
+			}
+		}
 	}
 	short := full[0]
 	most := short.points[len(short.points)-1]
@@ -214,6 +219,15 @@ func (s *Steps) curves(mode graphs.Mode) []curve {
 	return s.decode[graphs.Full]
 }
 
+// Padded is the time of a decode step that a graph of so many tokens replays, in
+// seconds: rows that are padded cost what rows cost, but their cache.
+func (s *Steps) Padded(mode graphs.Mode, padded, rows, context float64) float64 {
+	if padded <= rows {
+		return s.Decode(mode, rows, context)
+	}
+	return s.Decode(mode, padded, rows*context/padded)
+}
+
 // Decode is the time of a step of so many sequences with so many tokens of
 // context each, in seconds.
 func (s *Steps) Decode(mode graphs.Mode, rows, context float64) float64 {
@@ -234,11 +248,8 @@ func (s *Steps) Decode(mode graphs.Mode, rows, context float64) float64 {
 
 // Prompt is the time of a prompt that is computed alone, in seconds.
 func (s *Steps) Prompt(tokens float64) float64 {
-	if s.mixed != nil && (len(s.prefill) == 0 || tokens <= s.mixed.chunks[len(s.mixed.chunks)-1]) {
+	if len(s.prefill) < 2 { // the grid's prompt rows had decodes beside them
 		return s.mixed.step(&s.beyond, 0, tokens, 0)
-	}
-	if len(s.prefill) == 1 {
-		return s.prefill[0].y * tokens / s.prefill[0].x
 	}
 	first := s.prefill[0]
 	if tokens >= first.x {
@@ -257,15 +268,20 @@ func (s *Steps) Step(w Work, _ uint64) float64 {
 	case w.Decodes == 0 && w.Prefill == 0:
 		return 0
 	case w.Prefill == 0:
-		return s.Decode(w.Mode, rows, float64(w.Decoded)/rows)
+		return s.Padded(w.Mode, float64(w.Padded), rows, float64(w.Decoded)/rows)
 	}
 	// One prompt row of all the tokens attends to as much as the rows do together.
 	prefix := max(w.Context/tokens-(tokens+1)/2, 0)
 	switch {
-	case w.Decodes == 0 && (s.mixed == nil || prefix == 0 && tokens > s.mixed.chunks[len(s.mixed.chunks)-1] && len(s.prefill) > 0):
+	case w.Decodes == 0 && (s.mixed == nil || prefix == 0):
 		return s.Prompt(tokens)
+	case w.Decodes == 0 && tokens > s.mixed.largest():
+		// More tokens than any measured step behind a prefix has: what the prefix
+		// costs it is taken from the largest one.
+		most := s.mixed.largest()
+		return s.Prompt(tokens) + max(s.mixed.step(&s.beyond, 0, most, prefix)-s.mixed.step(&s.beyond, 0, most, 0), 0)
 	case s.mixed != nil:
-		took := s.mixed.step(&s.beyond, rows, tokens, prefix)
+		took := s.mixed.step(&s.beyond, rows, max(tokens, float64(w.Padded)-rows), prefix)
 		if w.Decodes > 0 { // the grid's decodes had another context
 			took += s.Decode(graphs.Full, rows, float64(w.Decoded)/rows) - s.Decode(graphs.Full, rows, s.mixed.beside)
 		}

@@ -3,6 +3,7 @@ package sim
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/sluice-serving/sluice/kvcache"
 )
@@ -39,13 +40,14 @@ type ToolCaller interface {
 // Conversations is a workload of equal sessions that arrive evenly, after the
 // published Decoder Append-Prefill experiment.
 type Conversations struct {
-	Count        int     // sessions
-	Rounds       int     // turns of each
-	Window       float64 // seconds over which sessions arrive
-	ThinkTime    float64 // seconds
-	PromptMin    int     // tokens of a first prompt, at least
-	PromptMax    int     // at most
-	AddMin       int     // tokens that a later turn adds to history and answer
+	Count        int       // sessions
+	Rounds       int       // turns of each
+	Window       float64   // seconds over which sessions arrive
+	Starts       []float64 // of each session, in seconds, ascending; nil: at equal distances over Window
+	ThinkTime    float64   // seconds
+	PromptMin    int       // tokens of a first prompt, at least
+	PromptMax    int       // at most
+	AddMin       int       // tokens that a later turn adds to history and answer
 	AddMax       int
 	OutMin       int // tokens of an answer
 	OutMax       int
@@ -79,12 +81,18 @@ func (c *Conversations) Validate() error {
 	if !(c.Window >= 0) || !(c.ThinkTime >= 0) {
 		errs = append(errs, errors.New("workload: window and think time must not be negative"))
 	}
+	if c.Starts != nil && (len(c.Starts) != c.Count || !slices.IsSorted(c.Starts)) {
+		errs = append(errs, fmt.Errorf("workload: %d starts of %d sessions, must be one for each, ascending", len(c.Starts), c.Count))
+	}
 	return errors.Join(errs...)
 }
 
 func (c *Conversations) Sessions() int { return c.Count }
 
 func (c *Conversations) Start(session int) Time {
+	if c.Starts != nil {
+		return Seconds(c.Starts[session])
+	}
 	return Seconds(c.Window * float64(session) / float64(c.Count))
 }
 

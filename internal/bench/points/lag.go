@@ -11,7 +11,8 @@ import (
 // Lag is what the load generator says about itself, so that it can be told
 // whether a figure is the server's.
 type Lag struct {
-	SentP99Ms  float64 `json:"sent_p99_ms"` // from when a request was due to when it was sent
+	SentP50Ms  float64 `json:"sent_p50_ms"` // from when a request was due to when it was sent
+	SentP99Ms  float64 `json:"sent_p99_ms"`
 	SentMaxMs  float64 `json:"sent_max_ms"`
 	TimerP99Ms float64 `json:"timer_p99_ms"` // how late a goroutine ran that slept meanwhile
 	TimerMaxMs float64 `json:"timer_max_ms"`
@@ -69,7 +70,7 @@ func (l *Lag) sent(records []measure.Record) {
 		}
 	}
 	s := measure.NewSpread(late)
-	l.SentP99Ms, l.SentMaxMs = s.P99, s.Max
+	l.SentP50Ms, l.SentP99Ms, l.SentMaxMs = s.P50, s.P99, s.Max
 }
 
 // calm collects garbage before a point, so that less is left to do during it.

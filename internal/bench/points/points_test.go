@@ -333,6 +333,7 @@ func TestLagIsMeasured(t *testing.T) {
 		require.Positive(t, l.Processor)
 	}
 	l.sent([]measure.Record{{Eligible: time.Millisecond, Sent: 4 * time.Millisecond}, {Eligible: 9}})
+	require.Equal(t, 3.0, l.SentP50Ms)
 	require.Equal(t, 3.0, l.SentMaxMs, "a request that was not sent is not late")
 }
 

@@ -73,6 +73,48 @@ func TestPredictionsOfTails(t *testing.T) {
 	require.ErrorContains(t, err, "no steps of other")
 }
 
+// A request that meets nobody takes what it took when it was measured, whichever
+// parts of that are steps.
+func TestPredictionsFromRequestsAlone(t *testing.T) {
+	l := line(Point{Table: Tails, Model: "random:m", Input: 1024, Output: 256, Rate: 0.1, Policy: Hardened, Seconds: 40}, 1, 1.1, 1.7, 0)
+	l.Sizes = Sizes{PrefillerTokens: 160_000, PrefillerStep: 8192, DecoderTokens: 160_000, DecoderStep: 2048, Seqs: 128}
+	l.TokenBytes, l.Client.SentP50Ms = 1e5, 0.5
+	l.Alone = &Alone{Output: 64, Prompt: 7, TTFT: 20, Gap: 1.5, Late: 0.4}
+	figures := func() map[string]float64 {
+		list, err := Predict([]Line{l}, Tails, madeSteps, Assumed{})
+		require.NoError(t, err)
+		out := map[string]float64{}
+		for _, f := range list[0].Figures {
+			out[f.Name] = f.Predicted
+		}
+		return out
+	}
+	got := figures()
+	require.InDelta(t, 20.5, got["TTFT p50 ms"], 0.02)
+	require.InDelta(t, 1.5, got["TPOT ms"], 0.02)
+	l.Alone = nil
+	require.Less(t, figures()["TTFT p50 ms"], 11.0)
+
+	// Of an arm the first event is late, the last one is not.
+	arm := line(Point{Table: AppendPrefill, Model: "random:m", Prompt: 1000, Output: 9, Sessions: 2, Turns: 1, Arm: ArmPD, Window: publishedWindow, Think: publishedThink}, 1, 1, 1, 0)
+	arm.Sizes, arm.PromptMs, arm.Factor = Sizes{PrefillerTokens: 32_768, DecoderTokens: 32_768, PrefillerStep: 1024, DecoderStep: 2048, Seqs: 64}, 7, 155
+	arm.Alone = &Alone{Output: 9, Prompt: 7, TTFT: 20, Gap: 1.5, Late: 4}
+	list, err := Predict([]Line{arm}, AppendPrefill, madeSteps, Assumed{})
+	require.NoError(t, err)
+	for _, f := range list[0].Figures {
+		switch f.Name {
+		case "TTFT p50 ms":
+			require.InDelta(t, 20, f.Predicted, 0.05)
+		case "TPOT p50 ms":
+			require.InDelta(t, 1.5-4.0/8, f.Predicted, 0.02)
+		}
+	}
+	arm.Alone = nil // the Prefiller's answer takes 2 ms more than its step: 1 ms each way, and twice between the engines
+	list, err = Predict([]Line{arm}, AppendPrefill, madeSteps, Assumed{Ahead: 0.5e-3})
+	require.NoError(t, err)
+	require.InDelta(t, 5+4*1+0.5+1.01, list[0].Figures[1].Predicted, 0.1)
+}
+
 func TestPredictionsOfArms(t *testing.T) {
 	var lines []Line
 	for _, arm := range Arms {
@@ -94,6 +136,11 @@ func TestPredictionsOfArms(t *testing.T) {
 		}
 	}
 	require.Zero(t, hits[ArmPD])
+	lines[2].Sizes.DecoderTokens = 24_576
+	stop, err := Predict(lines[2:3], AppendPrefill, madeSteps, Assumed{Stop: true})
+	require.NoError(t, err)
+	require.Equal(t, "hits", stop[0].Figures[5].Name)
+	require.Less(t, stop[0].Figures[5].Predicted, hits[ArmGuarded], "blocks of ended sessions are in the way")
 	for _, arm := range Arms[1:] {
 		require.Positive(t, hits[arm], arm)
 	}

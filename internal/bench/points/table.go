@@ -56,7 +56,7 @@ func (f *Figures) measures() []*float64 {
 		&f.WallS, &f.TotalS, &f.OutputPS, &f.NonFullShare, &f.FullMs, &f.OtherMs, &f.KVBytes, &f.PrefillTokens, &f.HeldAfter,
 		&f.TPOT.Mean, &f.TPOT.P50, &f.TPOT.P95, &f.TPOT.P99, &f.ITL.Mean, &f.ITL.P50, &f.ITL.P95, &f.ITL.P99, &f.ITL.Max,
 		&f.TTFT.Mean, &f.TTFT.P50, &f.TTFT.P95, &f.TTFT.P99, &f.QueuePeak, &f.PromptMs, &f.Factor, &f.Restored,
-		&f.Client.SentP99Ms, &f.Client.SentMaxMs, &f.Client.TimerP99Ms, &f.Client.TimerMaxMs, &f.Client.Processor, &f.Client.EventsPS,
+		&f.Client.SentP50Ms, &f.Client.SentP99Ms, &f.Client.SentMaxMs, &f.Client.TimerP99Ms, &f.Client.TimerMaxMs, &f.Client.Processor, &f.Client.EventsPS,
 	}
 }
 

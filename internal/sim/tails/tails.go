@@ -43,9 +43,9 @@ type Config struct {
 	PerRow  float64 // more for each row
 	NonFull float64 // more where the step is not FULL
 
-	// Took, when set, is the time of a step by its rows and its graph, instead of
-	// the three above.
-	Took func(rows int, mode graphs.Mode) float64
+	// Took, when set, is the time of a step by its rows, the tokens of its graph and
+	// the graph's kind, instead of the three above.
+	Took func(rows, padded int, mode graphs.Mode) float64
 }
 
 // Published are the parameters with which the published step counts of a small
@@ -204,7 +204,7 @@ func Run(c Config) (Result, error) {
 		took := c.Step + c.PerRow*float64(len(running))
 		switch {
 		case c.Took != nil:
-			took = c.Took(len(running), dec.Mode)
+			took = c.Took(len(running), int(dec.PaddedTokens), dec.Mode)
 		case dec.Mode != graphs.Full:
 			took += c.NonFull
 		}
