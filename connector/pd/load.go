@@ -79,12 +79,17 @@ func (l *load) amount(failed []kvcache.BlockID) (blocks int, bytes int64) {
 		bad[b] = true
 	}
 	for g, list := range l.op.Blocks {
-		for _, b := range list {
-			if !bad[b] {
-				blocks++
-				bytes += int64(l.w.blockBytes(g))
+		n := len(list)
+		if len(bad) > 0 {
+			n = 0
+			for _, b := range list {
+				if !bad[b] {
+					n++
+				}
 			}
 		}
+		blocks += n
+		bytes += int64(n) * int64(l.w.blockBytes(g))
 	}
 	return blocks, bytes
 }
