@@ -20,7 +20,8 @@
 //     per peer and interval.
 //  3. D reads only the blocks that it lacks, and asks P after the read whether
 //     the lease was unbroken. If not, or if P cannot say, the load has failed as
-//     a whole.
+//     a whole. Where the transport takes tickets, P renews the lease as the read
+//     begins and answers for it as it ends, without a message of its own.
 //  4. Each lease is released exactly once by D: after the load, at a full local
 //     hit, or when the request ends before it was loaded. A release is repeated
 //     until P has acknowledged it or the lease is over by itself; P takes a

@@ -123,22 +123,14 @@ func (l *load) transfer(ctx context.Context) (failed []kvcache.BlockID, all bool
 	case <-ctx.Done():
 		return nil, true, context.Cause(ctx)
 	}
-	open, err := p.claim(ctx, l.what.ref)
+	d, err := p.data(ctx)
 	if err != nil {
 		return nil, true, err
 	}
-	if len(open) != len(l.op.Blocks) {
-		return nil, true, fmt.Errorf("lease opens %d KV groups of %d", len(open), len(l.op.Blocks))
-	}
-	tp, regions, err := p.data(ctx)
-	if err != nil {
-		return nil, true, err
-	}
-	for g := range l.op.Blocks {
-		missing, readErr := l.read(ctx, tp, open[g], regions, g)
-		failed = append(failed, missing...)
-		if readErr != nil && err == nil {
-			err = readErr
+	failed, confirmed, err := l.readTickets(ctx, d)
+	if errors.Is(err, transport.ErrNoTickets) {
+		if failed, all, err = l.readClaimed(ctx, p); all {
+			return nil, true, err
 		}
 	}
 	if errors.Is(err, transport.ErrPeerRestarted) {
@@ -147,6 +139,9 @@ func (l *load) transfer(ctx context.Context) (failed []kvcache.BlockID, all bool
 	if ctx.Err() != nil {
 		return nil, true, errors.Join(context.Cause(ctx), err)
 	}
+	if confirmed {
+		return failed, false, err
+	}
 	if broken := p.confirm(ctx, l.what.ref); broken != nil {
 		l.w.counters.broken.Add(1)
 		return nil, true, errors.Join(broken, err)
@@ -154,8 +149,60 @@ func (l *load) transfer(ctx context.Context) (failed []kvcache.BlockID, all bool
 	return failed, false, err
 }
 
-// read copies one group's blocks, all its tensors.
-func (l *load) read(ctx context.Context, tp transport.Peer, c transport.Capability, remote []transport.RegionID, g int) ([]kvcache.BlockID, error) {
+// readTickets reads without a word on the control channel: P's transport looks after
+// the lease. confirmed says that it stood when all had been read. ErrNoTickets says that
+// P, the transport or the memory is not for that.
+func (l *load) readTickets(ctx context.Context, d *data) (failed []kvcache.BlockID, confirmed bool, err error) {
+	tp, ok := d.tp.(transport.TicketReader)
+	if !ok {
+		return nil, false, transport.ErrNoTickets
+	}
+	for g := range l.op.Blocks {
+		missing, readErr := l.read(d.regions, g, func(b transport.Blocks) error {
+			if len(b.Local) == 0 {
+				return nil
+			}
+			err := tp.ReadTicket(ctx, ticketOf(l.what.ref, g).encode(), b)
+			confirmed = confirmed || err == nil
+			return err
+		})
+		if errors.Is(readErr, transport.ErrNoTickets) {
+			return nil, false, readErr
+		}
+		failed = append(failed, missing...)
+		if readErr != nil && err == nil {
+			err = readErr
+		}
+	}
+	return failed, confirmed && err == nil, err
+}
+
+// readClaimed claims the lease and reads by what it opens. all is true when nothing was
+// read.
+func (l *load) readClaimed(ctx context.Context, p *peer) (failed []kvcache.BlockID, all bool, err error) {
+	open, err := p.claim(ctx, l.what.ref)
+	if err != nil {
+		return nil, true, err
+	}
+	if len(open) != len(l.op.Blocks) {
+		return nil, true, fmt.Errorf("lease opens %d KV groups of %d", len(open), len(l.op.Blocks))
+	}
+	d, err := p.data(ctx) // the claim may have made the session anew
+	if err != nil {
+		return nil, true, err
+	}
+	for g := range l.op.Blocks {
+		missing, readErr := l.read(d.regions, g, func(b transport.Blocks) error { return transport.ReadBlocks(ctx, d.tp, open[g], b) })
+		failed = append(failed, missing...)
+		if readErr != nil && err == nil {
+			err = readErr
+		}
+	}
+	return failed, false, err
+}
+
+// read copies one group's blocks, all its tensors, by get.
+func (l *load) read(remote []transport.RegionID, g int, get func(transport.Blocks) error) ([]kvcache.BlockID, error) {
 	blocks := l.op.Blocks[g]
 	var failed []kvcache.BlockID
 	var err error
@@ -171,7 +218,7 @@ func (l *load) read(ctx context.Context, tp transport.Peer, c transport.Capabili
 			b.Regions = append(b.Regions, transport.RegionPair{Local: r.Memory.Region, Remote: remote[k], Bytes: int64(r.BlockBytes)})
 		}
 	}
-	readErr := transport.ReadBlocks(ctx, tp, c, b)
+	readErr := get(b)
 	for _, i := range transport.FailedSegments(readErr, len(b.Local)) {
 		failed = append(failed, kvcache.BlockID(b.Local[i]))
 	}
@@ -216,16 +263,19 @@ func (p *peer) confirm(ctx context.Context, r ref) error {
 	return nil
 }
 
-// data returns the transport of the session and the peer's regions.
-func (p *peer) data(ctx context.Context) (transport.Peer, []transport.RegionID, error) {
+// data returns the transport of the session, which is made if there is none.
+func (p *peer) data(ctx context.Context) (*data, error) {
+	if d := p.session.data.Load(); d != nil {
+		return d, nil
+	}
 	if err := p.acquire(ctx); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer p.yield()
 	if err := p.open(ctx); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return p.session.tp, p.session.regions, nil
+	return p.session.data.Load(), nil
 }
 
 // drop forgets the session, so that the next use shakes hands again.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-serving/sluice/connector/transport"
@@ -20,9 +21,9 @@ type peer struct {
 	w     *Worker
 	ep    Endpoint
 	slots chan struct{} // loads at a time
-	turn  chan struct{} // 1: the right to use session
+	turn  chan struct{} // 1: the right to use and change session
 
-	session session // guarded by turn
+	session session
 
 	mu       sync.Mutex
 	users    int // callers between peer() and leave()
@@ -51,9 +52,14 @@ type pendingRelease struct {
 // session is a connection to a peer: its control channel, its transport, and
 // what it told in the handshake.
 type session struct {
-	ctl     *channel // nil: to be made again; reads go on meanwhile
+	ctl  *channel             // nil: to be made again; reads go on meanwhile
+	data atomic.Pointer[data] // nil: to be made; who only reads needs no turn
+}
+
+// data is the transport of a session.
+type data struct {
 	tp      transport.Peer
-	regions []transport.RegionID // in the order of our own
+	regions []transport.RegionID // of the peer, in the order of our own
 }
 
 func (s *session) hangUp() {
@@ -65,9 +71,8 @@ func (s *session) hangUp() {
 
 func (s *session) close() {
 	s.hangUp()
-	if s.tp != nil {
-		s.tp.Close()
-		s.tp = nil
+	if d := s.data.Swap(nil); d != nil {
+		d.tp.Close()
 	}
 }
 
@@ -374,7 +379,7 @@ func (p *peer) exchange(ctx context.Context, c *channel, req *request) (*reply, 
 // open makes the session what it must be. The turn is held.
 func (p *peer) open(ctx context.Context) error {
 	s := &p.session
-	if s.ctl != nil && s.tp != nil {
+	if s.ctl != nil && s.data.Load() != nil {
 		return nil
 	}
 	s.hangUp()
@@ -420,16 +425,11 @@ func (p *peer) greet(ctx context.Context, s *session) error {
 	if err := compare(&p.w.id, theirs); err != nil {
 		return err
 	}
-	if s.tp != nil && s.tp.Instance() == theirs.Transport.Instance {
+	if old := s.data.Load(); old != nil && old.tp.Instance() == theirs.Transport.Instance {
 		return nil
 	}
-	if s.tp != nil {
-		s.tp.Close()
-		s.tp = nil
-	}
-	s.regions = s.regions[:0:0]
-	for _, r := range theirs.Regions {
-		s.regions = append(s.regions, r.Memory.Region)
+	if old := s.data.Swap(nil); old != nil {
+		old.tp.Close()
 	}
 	tp, err := p.w.transport.Connect(ctx, theirs.Transport.Address)
 	if err != nil {
@@ -439,6 +439,10 @@ func (p *peer) greet(ctx context.Context, s *session) error {
 		tp.Close()
 		return fmt.Errorf("%w: another process answers at %s", ErrRestarted, theirs.Transport.Address)
 	}
-	s.tp = tp
+	d := &data{tp: tp}
+	for _, r := range theirs.Regions {
+		d.regions = append(d.regions, r.Memory.Region)
+	}
+	s.data.Store(d)
 	return nil
 }

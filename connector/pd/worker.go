@@ -186,6 +186,9 @@ func NewWorker(cfg WorkerConfig) (*Worker, error) {
 		ln.Close()
 		return nil, fmt.Errorf("pd transport: %w", err)
 	}
+	if t, ok := w.transport.(transport.TicketServer); ok {
+		t.ServeTickets(tickets{w})
+	}
 	host, port, err := net.SplitHostPort(ln.Addr().String())
 	if err == nil {
 		w.self.Port, err = strconv.Atoi(port)

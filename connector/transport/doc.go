@@ -24,6 +24,8 @@
 //     ErrPeerRestarted.
 //  6. ReadBlocks reads whole units of several regions, by any peer; one that is a
 //     BlockReader needs no list of the pieces.
-//  7. Lengths that come from a peer never size an allocation beyond a
+//  7. ReadTicket does that by a name of the grant that the owner of the memory looks up
+//     at both ends of the read, where both sides know of it.
+//  8. Lengths that come from a peer never size an allocation beyond a
 //     constant of the transport.
 package transport

@@ -7,7 +7,8 @@
 //
 //	0  kind     u8   hello, read, write, data, done, notify, lend, back, offer, card
 //	1  flags    u8   bit 0: payload checksum present; bit 1: last data frame;
-//	                 bit 2: may be lent; bit 3: likewise, device memory
+//	                 bit 2: may be lent; bit 3: likewise, device memory;
+//	                 bit 4: a ticket is in front
 //	2  status   u16  of a done frame
 //	4  length   u32  payload bytes
 //	8  id       u64  of the request
@@ -35,6 +36,9 @@
 //
 //	units  → lend;  back           → done
 //
+// Where both say that they know of tickets too, one may stand in front of such a
+// request, in place of its capability; what it names must still stand behind back.
+//
 // A request's payload is the capability (16), the total length (u64), the
 // number of segments (u32) and per segment region (u32), offset (u64), length
 // (u32). An unknown kind, a wrong check, or a length above the kind's limit
@@ -43,6 +47,6 @@
 // # Goroutines
 //
 // A Transport owns its accept loop and one goroutine per accepted connection;
-// a Peer owns Conns goroutines, and one more for each idle connection to a
-// neighbour. Close ends them and waits.
+// a Peer owns Conns goroutines. Those of connections to neighbours wait on them, so
+// that a neighbour that goes away is noticed. Close ends them and waits.
 package tcp

@@ -38,6 +38,8 @@ const (
 	flagLast  = 1 << 1
 	flagFetch = 1 << 2 // of a read: the memory may be lent
 	flagNear  = 1 << 3 // of a read, a lend or an offer: device memory that a neighbour reads
+
+	flagTicket = 1 << 4 // of units: a ticket is in front
 )
 
 type status uint16
@@ -134,7 +136,7 @@ func (k kind) limit() uint32 {
 	case kindCard:
 		return cardHead + MaxCard
 	case kindUnits:
-		return unitsBase + maxSegments*unitsRegion + maxUnits*unitsUnit
+		return ticketBase + transport.MaxTicket + unitsBase + maxSegments*unitsRegion + maxUnits*unitsUnit
 	}
 	return 0
 }

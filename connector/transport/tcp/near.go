@@ -5,8 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
-	"time"
 
 	"github.com/sluice-serving/sluice/connector/transport"
 )
@@ -83,11 +81,12 @@ const (
 	cardHead    = 1
 	cardFetches = 1 << 0 // it accepted the connection and fetches what is offered
 	cardUnits   = 1 << 1 // it speaks of units of regions
+	cardTickets = 1 << 2 // and names them by tickets
 )
 
 // showCard tells the accepting side who this is and learns who it is.
 func (p *peer) showCard(w *wire) error {
-	if err := w.send(header{kind: kindCard}, append([]byte{p.t.units()}, p.t.cfg.Near.Card()...)); err != nil {
+	if err := w.send(header{kind: kindCard}, append([]byte{p.t.asks()}, p.t.cfg.Near.Card()...)); err != nil {
 		return err
 	}
 	card, err := w.readCard(p.t)
@@ -97,7 +96,8 @@ func (p *peer) showCard(w *wire) error {
 	w.lend = card[0]&cardFetches != 0
 	p.t.meet(w, p.addr, card[cardHead:])
 	_, blocks := w.near.(BlockNeighbour)
-	w.units = blocks && card[0]&p.t.units() != 0
+	w.units = blocks && card[0]&p.t.asks()&cardUnits != 0
+	w.tickets = w.units && card[0]&p.t.asks()&cardTickets != 0
 	return nil
 }
 
@@ -108,7 +108,14 @@ func (s *server) takeCard() error {
 		return err
 	}
 	s.t.meet(s.w, s.w.conn.RemoteAddr().String(), card[cardHead:])
-	head := card[0] & s.t.units()
+	head := card[0] & s.t.asks()
+	s.tickets = s.t.tickets.Load()
+	if s.tickets == nil || head&cardUnits == 0 {
+		head &^= cardTickets
+	}
+	if head&cardTickets == 0 {
+		s.tickets = nil
+	}
 	if s.w.near != nil {
 		head |= cardFetches
 	}
@@ -211,33 +218,11 @@ func (w *wire) fetched(t *Transport, err error) error {
 	return fmt.Errorf("%w: %w", transport.ErrMemory, err)
 }
 
-// watch lets the peer's memory go as soon as the connection ends, while no
-// request is on it. The caller stops it before it uses the connection again.
-func (w *wire) watch() (stop func()) {
-	done := make(chan struct{})
-	if w.conn.SetReadDeadline(time.Time{}) != nil {
-		return func() {}
-	}
-	go func() {
-		defer close(done)
-		if _, err := w.br.Peek(1); !errors.Is(err, os.ErrDeadlineExceeded) {
-			w.leaveNear()
-			w.conn.Close()
-		}
-	}()
-	return func() {
-		if w.conn.SetReadDeadline(time.Unix(1, 0)) != nil {
-			w.conn.Close()
-		}
-		<-done
-	}
-}
-
 // leaveNear ends the way past the connection, if there is one.
 func (w *wire) leaveNear() {
 	if w.near != nil {
 		w.near.Close()
-		w.near, w.units = nil, false
+		w.near, w.units, w.tickets = nil, false, false
 	}
 }
 
@@ -250,7 +235,7 @@ func (s *server) lendNear(h header, hold *transport.Hold, total int64) (bool, er
 	if !ok {
 		return false, nil
 	}
-	return true, s.lend(header{flags: flagNear, id: h.id}, b, hold, total)
+	return true, s.lend(header{flags: flagNear, id: h.id}, b, total, revoked(hold))
 }
 
 // offerNear sends an offer of device memory. It reports false if the payload
@@ -297,5 +282,6 @@ func (p *peer) cards(ctx context.Context, w *wire, theirs hello) error {
 	}
 	p.near.Store(w.near != nil || w.lend)
 	p.units.Store(w.units)
+	p.tickets.Store(w.tickets)
 	return nil
 }

@@ -288,6 +288,89 @@ func TestWatchedConnections(t *testing.T) {
 	require.Equal(t, int64(50*len(mx)), na.fetched.Load())
 }
 
+// parked waits until so many of a peer's connections are watched.
+func parked(t *testing.T, p transport.Peer, n int) {
+	t.Helper()
+	q := p.(*peer)
+	require.Eventually(t, func() bool {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		k := 0
+		for _, s := range q.slots {
+			if s.parked {
+				k++
+			}
+		}
+		return k == n
+	}, 20*time.Second, 10*time.Microsecond)
+}
+
+// A request takes the connection that is there and idle, and no other is made for it.
+func TestIdleConnectionIsTaken(t *testing.T) {
+	na := newBeside()
+	x, y, segs, read, _, mx, my := nearSides(t, Config{Near: na}, Config{Near: newBeside()})
+	p, err := x.Connect(t.Context(), y.Address())
+	require.NoError(t, err)
+	for i := range 50 {
+		parked(t, p, 1)
+		my[i]++
+		require.NoError(t, p.Read(t.Context(), read, segs[:1]))
+		same(t, segs[:1], mx, my)
+	}
+	require.EqualValues(t, 1, x.Stats().Dials)
+}
+
+// Several requests at a time take several connections, which are all watched afterwards
+// and used again.
+func TestWatchedConnectionsAtOnce(t *testing.T) {
+	na := newBeside()
+	x, y, segs, read, _, mx, my := nearSides(t, Config{Near: na}, Config{Near: newBeside()})
+	p, err := x.Connect(t.Context(), y.Address())
+	require.NoError(t, err)
+	n := x.cfg.Conns
+	for range 20 {
+		var together, done sync.WaitGroup
+		together.Add(n)
+		na.fetching = func() { together.Done(); together.Wait() }
+		errs := make([]error, n)
+		for i := range n {
+			done.Go(func() { errs[i] = p.Read(t.Context(), read, segs[i:i+1]) })
+		}
+		done.Wait()
+		require.NoError(t, errors.Join(errs...))
+		same(t, segs[:n], mx, my)
+		parked(t, p, n)
+	}
+	require.Zero(t, x.Stats().Retries)
+	require.EqualValues(t, n, x.Stats().Dials)
+	require.NoError(t, p.Close())
+	require.Zero(t, na.open.Load())
+}
+
+// Without requests a peer is closed at once, over TLS too, where no request has set what
+// breaks the connection off.
+func TestCloseWatchedConnections(t *testing.T) {
+	for name, secure := range map[string]bool{"plain": false, "tls": true} {
+		t.Run(name, func(t *testing.T) {
+			na := newBeside()
+			a, b := Config{Near: na}, Config{Near: newBeside()}
+			if secure {
+				ca := conformance.NewAuthority(t)
+				cert, key := ca.Issue(t, "127.0.0.1")
+				server, client, err := MutualTLS(cert, key, ca.File)
+				require.NoError(t, err)
+				a.ServerTLS, a.ClientTLS, b.ServerTLS, b.ClientTLS = server, client, server, client
+			}
+			x, y, _, _, _, _, _ := nearSides(t, a, b)
+			p, err := x.Connect(t.Context(), y.Address())
+			require.NoError(t, err)
+			parked(t, p, 1)
+			require.NoError(t, p.Close())
+			require.Zero(t, na.open.Load())
+		})
+	}
+}
+
 func TestHostileNeighbours(t *testing.T) {
 	near := newBeside()
 	s, err := New(Config{Near: near, StallTimeout: 200 * time.Millisecond, DialTimeout: 200 * time.Millisecond})

@@ -23,6 +23,7 @@ type peer struct {
 	slots    []*slot
 	near     atomic.Bool // device memory need not travel on the connections
 	units    atomic.Bool // and the peer lends units of many regions at once
+	tickets  atomic.Bool // by tickets too
 
 	mu     sync.Mutex
 	cond   *sync.Cond
@@ -83,7 +84,7 @@ func (p *peer) Close() error {
 	ops := slices.Clone(p.ops)
 	first := !p.closed
 	p.closed = true
-	p.cond.Broadcast()
+	p.wake(len(p.slots) + 1) // all of them
 	p.mu.Unlock()
 	if first {
 		for _, o := range ops {

@@ -12,6 +12,7 @@ import (
 type op struct {
 	kind    kind
 	key     transport.Capability
+	ticket  []byte // of units: in place of the key
 	all     []*chunk
 	chunks  []*chunk // queued
 	open    int      // queued or in flight
@@ -95,8 +96,40 @@ func (p *peer) submit(o *op) error {
 		return transport.ErrClosed
 	}
 	p.ops = append(p.ops, o)
-	p.cond.Broadcast()
+	p.wake(len(o.chunks))
 	return nil
+}
+
+// wake lets slots take n chunks, those first that have a connection. The lock is held.
+func (p *peer) wake(n int) {
+	for _, s := range p.slots {
+		if n == 0 {
+			return
+		}
+		if s.parked {
+			s.parked = false
+			s.unwatch()
+			n--
+		}
+	}
+	if n > 0 {
+		p.cond.Broadcast()
+	}
+}
+
+// park notes that a slot waits on its connection, unless there is work or the peer is
+// closed.
+func (p *peer) park(s *slot) (parked, closed bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s.parked = !p.closed && len(p.ops) == 0
+	return s.parked, p.closed
+}
+
+func (p *peer) unpark(s *slot) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s.parked = false
 }
 
 // take hands the next chunk to a slot, ops in turn. Only chunks of the given
@@ -148,7 +181,7 @@ func (p *peer) finish(c *chunk, err error, again retry) {
 		if len(o.chunks) == 1 {
 			p.ops = append(p.ops, o)
 		}
-		p.cond.Broadcast()
+		p.wake(1)
 		return
 	}
 	if err != nil && !errors.Is(err, transport.ErrCorrupt) && !errors.Is(err, transport.ErrMemory) {

@@ -64,6 +64,8 @@ type server struct {
 	pieces []piece
 	ids    []transport.RegionID
 	units  []int32
+
+	tickets *transport.Tickets // as the peer was told; nil: it has none
 }
 
 // serve answers on c, which carries what the network's connection raw does.
@@ -203,7 +205,7 @@ func (s *server) read(h header) error {
 	}
 	if h.flags&flagFetch != 0 {
 		if b, ok := s.t.appendLend(nil, s.pieces, s.w.crc); ok {
-			return s.lend(header{id: h.id}, b, hold, total)
+			return s.lend(header{id: h.id}, b, total, revoked(hold))
 		}
 	}
 	memErr, err := s.w.sendData(h.id, &cursor{pieces: s.pieces}, total, revoked(hold))
@@ -218,8 +220,8 @@ func (s *server) read(h header) error {
 }
 
 // lend tells where the memory lies and waits until the peer is done with it.
-// What the peer has fetched counts only if the grant still stands then.
-func (s *server) lend(h header, b []byte, hold *transport.Hold, total int64) error {
+// What the peer has fetched counts only if its right to it still stands then.
+func (s *server) lend(h header, b []byte, total int64, stands func() error) error {
 	h.kind = kindLend
 	if err := s.w.send(h, b); err != nil {
 		return err
@@ -231,7 +233,7 @@ func (s *server) lend(h header, b []byte, hold *transport.Hold, total int64) err
 	if back.kind != kindBack || back.id != h.id {
 		return unexpected(back)
 	}
-	err = revoked(hold)()
+	err = stands()
 	if err == nil && back.status == statusOK {
 		s.t.counters.servedReads.Add(uint64(total))
 	}

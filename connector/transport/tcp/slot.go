@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
+	"time"
 
 	"github.com/sluice-serving/sluice/connector/transport"
 )
@@ -27,6 +29,8 @@ type slot struct {
 	w    *wire // nil: not connected
 	id   uint64
 	idle bool // w was unused before the requests that are on it now, and has answered none of them
+
+	parked bool // on the connection, until its deadline is set; guarded by peer.mu
 
 	mu   sync.Mutex
 	kill func() // breaks off what the slot is doing; nil when idle
@@ -109,12 +113,44 @@ func (s *slot) next(only kind, wait bool) *chunk {
 	if !wait || s.w == nil || s.w.near == nil {
 		return s.p.take(s, only, wait)
 	}
-	if c := s.p.take(s, only, false); c != nil {
-		return c
+	for {
+		if c := s.p.take(s, only, false); c != nil {
+			return c
+		}
+		if !s.park() {
+			return s.p.take(s, only, true)
+		}
 	}
-	stop := s.w.watch()
-	defer stop()
-	return s.p.take(s, only, true)
+}
+
+// park waits on the connection to a neighbour until there is work. It is false when the
+// connection has ended, and with it the way to the neighbour's memory, or the peer is
+// closed.
+func (s *slot) park() bool {
+	w := s.w
+	if w.conn.SetReadDeadline(time.Time{}) == nil {
+		switch parked, closed := s.p.park(s); {
+		case closed:
+			return false
+		case !parked:
+			return true
+		}
+		_, err := w.br.Peek(1)
+		s.p.unpark(s)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return true
+		}
+	}
+	w.leaveNear()
+	w.conn.Close()
+	return false
+}
+
+// unwatch ends the wait on the connection.
+func (s *slot) unwatch() {
+	if s.w.conn.SetReadDeadline(time.Unix(1, 0)) != nil {
+		s.w.conn.Close()
+	}
 }
 
 // atOnce is how many requests may be on the connection.

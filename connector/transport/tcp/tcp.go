@@ -54,6 +54,7 @@ type Config struct {
 	Network      Network                 // what carries the streams; nil: TCP itself
 	Near         Near                    // reads device memory of peers on this host; nil: it travels on the streams
 	Pieces       bool                    // every piece of a read is named by itself, as by peers that know of no units; for comparison
+	NoTickets    bool                    // reads name capabilities alone, as by peers that know of no tickets; for comparison
 }
 
 // Network makes the streams that carry the frames. The transport closes it.
@@ -151,6 +152,8 @@ type Transport struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // accept loop and accepted connections
 
+	tickets atomic.Pointer[transport.Tickets] // nil: peers have none
+
 	mu       sync.Mutex
 	accepted map[net.Conn]struct{}
 	peers    map[*peer]struct{}
@@ -160,7 +163,10 @@ type Transport struct {
 	exposed   map[transport.RegionID]exposure
 }
 
-var _ transport.Transport = (*Transport)(nil)
+var (
+	_ transport.Transport    = (*Transport)(nil)
+	_ transport.TicketServer = (*Transport)(nil)
+)
 
 type counters struct {
 	read, written, servedReads, servedWrites atomic.Uint64
@@ -230,6 +236,9 @@ func (t *Transport) Deregister(r transport.RegionID) error {
 func (t *Transport) Grant(a transport.Access, regions []transport.RegionID, units []int32) (transport.Capability, error) {
 	return t.grants.Grant(a, regions, units)
 }
+
+// ServeTickets takes tickets of neighbours that connect from now on.
+func (t *Transport) ServeTickets(by transport.Tickets) { t.tickets.Store(&by) }
 
 // Revoke ends a grant; a connection that is slow to end its access is cut.
 func (t *Transport) Revoke(c transport.Capability) { t.grants.Revoke(c, t.cfg.Grace) }

@@ -21,14 +21,19 @@ const (
 	unitsUnit   = 4
 	maxUnits    = 64 << 10 // of one request
 	maxLent     = 8 << 30  // bytes that one request may lend
+
+	ticketBase = 2
 )
 
-// units is the bit by which this side says that it speaks of units.
-func (t *Transport) units() byte {
-	if t.cfg.Pieces {
+// asks are the bits by which this side says of what it speaks.
+func (t *Transport) asks() byte {
+	switch {
+	case t.cfg.Pieces:
 		return 0
+	case t.cfg.NoTickets:
+		return cardUnits
 	}
-	return cardUnits
+	return cardUnits | cardTickets
 }
 
 // unitsRead is a part of a read of units.
@@ -38,7 +43,10 @@ type unitsRead struct {
 	bytes         int64 // of one unit of each region
 }
 
-var _ transport.BlockReader = (*peer)(nil)
+var (
+	_ transport.BlockReader  = (*peer)(nil)
+	_ transport.TicketReader = (*peer)(nil)
+)
 
 // ReadBlocks reads units of a neighbour's device memory without a list of pieces, and
 // all other blocks piece by piece.
@@ -50,9 +58,8 @@ func (p *peer) ReadBlocks(ctx context.Context, c transport.Capability, b transpo
 		return nil
 	}
 	if p.units.Load() && len(b.Regions) <= maxSegments {
-		n, err := p.readUnits(ctx, c, b)
+		err := p.readUnits(ctx, c, nil, b)
 		if err == nil {
-			p.t.counters.read.Add(uint64(n))
 			return nil
 		}
 		if !errors.Is(err, ErrFar) {
@@ -62,8 +69,26 @@ func (p *peer) ReadBlocks(ctx context.Context, c transport.Capability, b transpo
 	return transport.ReadPieces(ctx, p, c, b)
 }
 
+// ReadTicket reads units of a neighbour's device memory; all else is not for tickets.
+func (p *peer) ReadTicket(ctx context.Context, ticket []byte, b transport.Blocks) error {
+	if err := b.Check(); err != nil {
+		return err
+	}
+	if !p.tickets.Load() || len(ticket) == 0 || len(ticket) > transport.MaxTicket || len(b.Local) == 0 || len(b.Regions) == 0 || len(b.Regions) > maxSegments {
+		return transport.ErrNoTickets
+	}
+	err := p.readUnits(ctx, transport.Capability{}, ticket, b)
+	if errors.Is(err, ErrFar) {
+		return fmt.Errorf("%w: %w", transport.ErrNoTickets, err)
+	}
+	if err != nil {
+		return fmt.Errorf("read from %s: %w", p.addr, err)
+	}
+	return nil
+}
+
 // readUnits returns ErrFar where the memory of one side is not for this.
-func (p *peer) readUnits(ctx context.Context, c transport.Capability, b transport.Blocks) (int64, error) {
+func (p *peer) readUnits(ctx context.Context, c transport.Capability, ticket []byte, b transport.Blocks) error {
 	var held []*transport.Region
 	defer func() {
 		for _, r := range held {
@@ -75,21 +100,21 @@ func (p *peer) readUnits(ctx context.Context, c transport.Capability, b transpor
 	for i, x := range b.Regions {
 		r, err := p.t.regions.Acquire(x.Local)
 		if err != nil {
-			return 0, fmt.Errorf("pair %d of regions: %w", i, err)
+			return fmt.Errorf("pair %d of regions: %w", i, err)
 		}
 		held = append(held, r)
 		if !r.HoldsUnits(x.Bytes, most) {
-			return 0, fmt.Errorf("pair %d of regions: %w: unit %d of %d bytes of region %d", i, transport.ErrRegion, most, x.Bytes, x.Local)
+			return fmt.Errorf("pair %d of regions: %w: unit %d of %d bytes of region %d", i, transport.ErrRegion, most, x.Bytes, x.Local)
 		}
 		if x.Bytes > min(maxLent-each, math.MaxUint32) {
-			return 0, ErrFar
+			return ErrFar
 		}
 		each += x.Bytes
 	}
 	if !p.t.near(held) {
-		return 0, ErrFar
+		return ErrFar
 	}
-	o := &op{kind: kindUnits, key: c, failed: make([]bool, len(b.Local)), done: make(chan struct{})}
+	o := &op{kind: kindUnits, key: c, ticket: ticket, failed: make([]bool, len(b.Local)), done: make(chan struct{})}
 	n := int(min(maxUnits, maxLent/each))
 	for first := 0; first < len(b.Local); first += n {
 		last := min(first+n, len(b.Local))
@@ -99,9 +124,10 @@ func (p *peer) readUnits(ctx context.Context, c transport.Capability, b transpor
 	o.all = slices.Clone(o.chunks)
 	o.open = len(o.chunks)
 	if err := p.wait(ctx, o); err != nil {
-		return 0, o.transferError(err)
+		return o.transferError(err)
 	}
-	return each * int64(len(b.Local)), nil
+	p.t.counters.read.Add(uint64(each) * uint64(len(b.Local)))
+	return nil
 }
 
 // near reports whether all regions were exposed to neighbours.
@@ -186,7 +212,11 @@ func (s *server) readUnits(h header) error {
 	if err != nil {
 		return err
 	}
-	hold, total, refuse, err := s.openUnits(b)
+	ticket, b, err := s.takeTicket(h, b)
+	if err != nil {
+		return err
+	}
+	hold, total, refuse, err := s.openUnits(ticket, b)
 	if err != nil {
 		return err
 	}
@@ -201,15 +231,47 @@ func (s *server) readUnits(h header) error {
 	if !ok {
 		return s.done(h.id, ErrFar)
 	}
-	return s.lend(header{flags: flagNear, id: h.id}, answer, hold, total)
+	stands := revoked(hold)
+	if ticket != nil {
+		stands = func() error {
+			if err := (*s.tickets).Stands(ticket); err != nil {
+				return fmt.Errorf("%w: %w", transport.ErrDenied, err)
+			}
+			return revoked(hold)()
+		}
+	}
+	return s.lend(header{flags: flagNear, id: h.id}, answer, total, stands)
 }
 
-// openUnits is open for units; the pieces are the first unit of each region.
-func (s *server) openUnits(b []byte) (*transport.Hold, int64, error, error) {
+// takeTicket cuts the ticket off a request; nil if there is none. It stays in b's
+// array, which is used again with the next request.
+func (s *server) takeTicket(h header, b []byte) (ticket, rest []byte, err error) {
+	if h.flags&flagTicket == 0 {
+		return nil, b, nil
+	}
+	if s.tickets == nil || len(b) < ticketBase {
+		return nil, nil, unexpected(h)
+	}
+	n := int(binary.LittleEndian.Uint16(b))
+	if b = b[ticketBase:]; n == 0 || n > transport.MaxTicket || n > len(b) {
+		return nil, nil, fmt.Errorf("%w: ticket of %d bytes in %d", transport.ErrProtocol, n, len(b))
+	}
+	return b[:n:n], b[n:], nil
+}
+
+// openUnits is open for units; the pieces are the first unit of each region. The
+// capability is that of the ticket if there is one.
+func (s *server) openUnits(ticket, b []byte) (*transport.Hold, int64, error, error) {
 	c, spans, units, most, total, err := parseUnits(b, s.spans, s.units)
 	s.spans, s.units = spans, units
 	if err != nil {
 		return nil, 0, nil, err
+	}
+	if ticket != nil {
+		if c, err = (*s.tickets).Open(ticket); err != nil {
+			s.t.counters.denied.Add(1)
+			return nil, total, fmt.Errorf("%w: %w", transport.ErrDenied, err), nil
+		}
 	}
 	hold, err := s.t.grants.Acquire(c, transport.PeerReads, func() { s.w.conn.Close() })
 	if err != nil {
@@ -242,9 +304,17 @@ func (s *slot) startUnits(c *chunk) (error, error) {
 	if !s.w.units {
 		return ErrFar, nil
 	}
-	u := c.units
-	b := make([]byte, 0, unitsBase+len(u.regions)*unitsRegion+len(u.remote)*unitsUnit)
-	return nil, s.w.send(header{kind: kindUnits, flags: flagNear, id: s.id}, appendUnits(b, c.op.key, u))
+	u, ticket := c.units, c.op.ticket
+	b := make([]byte, 0, ticketBase+len(ticket)+unitsBase+len(u.regions)*unitsRegion+len(u.remote)*unitsUnit)
+	h := header{kind: kindUnits, flags: flagNear, id: s.id}
+	if ticket != nil {
+		if !s.w.tickets {
+			return ErrFar, nil
+		}
+		h.flags |= flagTicket
+		b = append(binary.LittleEndian.AppendUint16(b, uint16(len(ticket))), ticket...)
+	}
+	return nil, s.w.send(h, appendUnits(b, c.op.key, u))
 }
 
 // borrowUnits fetches lent units. The first error is one of the memory, or ErrFar, the

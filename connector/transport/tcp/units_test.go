@@ -317,7 +317,11 @@ func TestCardOfOldPeers(t *testing.T) {
 	s, err := New(Config{Near: besideBlocks{near}})
 	require.NoError(t, err)
 	defer s.Close()
-	for head, want := range map[byte]byte{0: cardFetches, cardUnits: cardFetches | cardUnits, 0xfc: cardFetches, 0xff: cardFetches | cardUnits} {
+	s.ServeTickets(&desk{})
+	for head, want := range map[byte]byte{
+		0: cardFetches, cardUnits: cardFetches | cardUnits, 0xfc: cardFetches, 0xff: cardFetches | cardUnits | cardTickets,
+		cardTickets: cardFetches, cardUnits | cardTickets: cardFetches | cardUnits | cardTickets,
+	} {
 		c, err := net.Dial("tcp", s.Address())
 		require.NoError(t, err)
 		var hi [helloSize]byte
