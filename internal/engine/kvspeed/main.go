@@ -3,7 +3,8 @@
 //
 //   - pull: a prompt's KV from another process, on the same device and on a second
 //     one, lease and confirmation included, against one large copy between the two;
-//     by each variant, and what of it the host prepared
+//     by each variant, and where the time went: ahead of the first copy (for the lease,
+//     for the answer to the request), the preparation, the copies, behind the last one
 //   - host: saves and restores of the host tier against one large pinned copy, by each
 //     variant
 //   - decode: the time of a decode step, and of its submission, while blocks are saved
@@ -54,7 +55,7 @@ func main() {
 	flag.StringVar(&o.peers, "peers", "", "devices of the other process, separated by commas; empty: the same one, and the next one if there is one")
 	flag.StringVar(&o.model, "model", "qwen3-0.6b", "shape")
 	flag.StringVar(&o.parts, "parts", "pull,host,decode", "what is measured")
-	flag.StringVar(&o.pulls, "pulls", "blocks,units,engine,pieces", "variants of pull: blocks (the device's choice), units[:width], engine, pieces")
+	flag.StringVar(&o.pulls, "pulls", "blocks,claims,units,engine,pieces", "variants of pull: blocks (the device's choice), claims (the same without tickets), units[:width], engine, pieces")
 	flag.StringVar(&o.tiers, "tiers", "auto,staged,direct,engine,pieces", "variants of saving and restoring: auto (the default), staged, direct, engine, pieces, each "+tierNumbers+", 0 for the default")
 	flag.StringVar(&o.traffic, "traffic", "both", "what is copied beside decode steps: both, save, restore; several by commas")
 	flag.IntVar(&o.at, "blocks-at-a-time", 18, "blocks that one save or restore beside decode steps copies")

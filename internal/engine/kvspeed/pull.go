@@ -31,11 +31,47 @@ type side struct {
 	near *clock
 }
 
-// clock is a Near that notes when the first copy of a pull began and the last ended.
+// clock is a Near that notes when the read of a pull was asked for, when its first
+// copy began and when the last one ended.
 type clock struct {
 	*ipc.Near
-	mu          sync.Mutex
-	first, last time.Time
+	mu                 sync.Mutex
+	asked, first, last time.Time
+}
+
+// reads is a transport that notes when a read is asked for.
+type reads struct {
+	*tcp.Transport
+	c *clock
+}
+
+type readsFrom struct {
+	transport.Peer
+	c *clock
+}
+
+func (r reads) Connect(ctx context.Context, address string) (transport.Peer, error) {
+	p, err := r.Transport.Connect(ctx, address)
+	if err != nil {
+		return nil, err
+	}
+	return readsFrom{p, r.c}, nil
+}
+
+func (r readsFrom) ReadBlocks(ctx context.Context, c transport.Capability, b transport.Blocks) error {
+	r.c.ask()
+	return transport.ReadBlocks(ctx, r.Peer, c, b)
+}
+
+func (r readsFrom) ReadTicket(ctx context.Context, ticket []byte, b transport.Blocks) error {
+	r.c.ask()
+	return r.Peer.(transport.TicketReader).ReadTicket(ctx, ticket, b)
+}
+
+func (c *clock) ask() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.asked = time.Now()
 }
 
 type clocked struct {
@@ -74,13 +110,21 @@ func (c *clock) note() func() {
 	}
 }
 
-// took is what a pull's copies took, and forgets them.
-func (c *clock) took(begin time.Time) (ahead, copies time.Duration) {
+// parts are where the time of a pull went, one behind the other.
+type parts struct {
+	lease  time.Duration // until the lease was known to stand and the read was asked for
+	answer time.Duration // from there until the peer had answered and the first copy began
+	copies time.Duration // from the begin of the first copy to the end of the last
+	behind time.Duration // from there until the blocks were reported
+}
+
+// took is where the time of a pull went, and forgets it.
+func (c *clock) took(begin time.Time, took time.Duration) parts {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ahead, copies = c.first.Sub(begin), c.last.Sub(c.first)
+	p := parts{c.asked.Sub(begin), c.first.Sub(c.asked), c.last.Sub(c.first), begin.Add(took).Sub(c.last)}
 	c.first = time.Time{}
-	return ahead, copies
+	return p
 }
 
 func newSide(p *pool, id string, role pd.Role, v pullVariant) (*side, error) {
@@ -90,7 +134,11 @@ func newSide(p *pool, id string, role pd.Role, v pullVariant) (*side, error) {
 		if c.Near, err = ipc.NewWith(p.dev, v.how); err != nil {
 			return nil, err
 		}
-		return tcp.New(tcp.Config{Notified: n, Near: c, Pieces: v.pieces, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+		t, err := tcp.New(tcp.Config{Notified: n, Near: c, Pieces: v.pieces, NoTickets: v.claims, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+		if err != nil {
+			return nil, err
+		}
+		return reads{t, c}, nil
 	}})
 	if err != nil {
 		return nil, err
@@ -262,7 +310,7 @@ type puller struct {
 	pullVariant
 	*side
 	first  figures
-	orders [2]struct{ speed, ahead, prepare, copies figures }
+	orders [2]struct{ speed, ahead, lease, answer, prepare, copies, behind figures }
 }
 
 // pullFrom measures one peer: in each repetition the plain copy, then by each variant
@@ -313,8 +361,11 @@ func pullFrom(ctx context.Context, p *pool, o options, peer string, variants []p
 			f := &d.orders[k]
 			line(out, name, with, f.speed, raw, "GB/s")
 			line(out, name+": ahead of the first copy", with, f.ahead, nil, "ms")
+			line(out, name+": of that for the lease", with, f.lease, nil, "ms")
+			line(out, name+": of that for the answer", with, f.answer, nil, "ms")
 			line(out, name+": preparation of copies", with, f.prepare, nil, "ms")
 			line(out, name+": first to last copy", with, f.copies, nil, "ms")
+			line(out, name+": behind the last copy", with, f.behind, nil, "ms")
 		}
 		st := d.w.Transport().(interface{ Stats() transport.Stats }).Stats()
 		fmt.Fprintf(out, "# %s: %d of %d bytes past the connections\n", with, st.Fetched, st.ReadBytes)
@@ -348,7 +399,7 @@ func (x *pullRun) pull(ctx context.Context, d *puller, from, to uint64) (begin t
 
 func (x *pullRun) first(ctx context.Context, d *puller) (figures, error) {
 	begin, took, err := x.pull(ctx, d, 0, 0)
-	d.near.took(begin)
+	d.near.took(begin, took)
 	return figures{rate(x.p.total(), took)}, err
 }
 
@@ -359,9 +410,11 @@ func (x *pullRun) one(ctx context.Context, d *puller, k int, from, to uint64) er
 		return err
 	}
 	f := &d.orders[k]
-	ahead, copies := d.near.took(begin)
+	t := d.near.took(begin, took)
 	f.speed = append(f.speed, rate(x.p.total(), took))
-	f.ahead, f.copies = append(f.ahead, milliseconds(ahead)), append(f.copies, milliseconds(copies))
+	f.ahead, f.copies = append(f.ahead, milliseconds(t.lease+t.answer)), append(f.copies, milliseconds(t.copies))
+	f.lease, f.answer = append(f.lease, milliseconds(t.lease)), append(f.answer, milliseconds(t.answer))
+	f.behind = append(f.behind, milliseconds(t.behind))
 	f.prepare = append(f.prepare, milliseconds(d.near.Prepared()-ready))
 	return nil
 }

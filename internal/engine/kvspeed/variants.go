@@ -33,10 +33,11 @@ type pullVariant struct {
 	name   string
 	how    ipc.Options
 	pieces bool
+	claims bool // the lease is claimed and confirmed by itself, as with peers that know of no tickets
 }
 
 // parsePulls reads variants: blocks (the device's choice), units[:width] and engine
-// name blocks once; pieces lists all pieces.
+// name blocks once; claims is blocks without tickets, pieces lists all pieces.
 func parsePulls(s string) (out []pullVariant, err error) {
 	for _, x := range splitList(s) {
 		name, n, err := numbers(x, 1)
@@ -46,6 +47,8 @@ func parsePulls(s string) (out []pullVariant, err error) {
 		v := pullVariant{name: x, how: ipc.Options{Width: n[0]}}
 		switch name {
 		case "blocks":
+		case "claims":
+			v.claims = true
 		case "units":
 			v.how.By = ascendrt.CopyByUnits
 		case "engine":
@@ -53,7 +56,7 @@ func parsePulls(s string) (out []pullVariant, err error) {
 		case "pieces":
 			v.pieces = true
 		default:
-			return nil, fmt.Errorf("%q is no way to pull: blocks, units[:width], engine, pieces", x)
+			return nil, fmt.Errorf("%q is no way to pull: blocks, claims, units[:width], engine, pieces", x)
 		}
 		out = append(out, v)
 	}
