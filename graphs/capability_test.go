@@ -56,7 +56,7 @@ func TestResolve(t *testing.T) {
 
 	t.Run("C8: runner generation 1 rounds sizes to the decode width", func(t *testing.T) {
 		c := Config{K: 2, MaxNumSeqs: 8, MaxNumBatchedTokens: 512, Ladder: LadderConfig{Sizes: []int{1, 2, 4, 8, 16, 24}, Runner: RunnerV1}}
-		l, err := NewLadder(c)
+		l, err := newLadder(c)
 		require.NoError(t, err)
 		require.Equal(t, []int32{3, 6, 9, 18, 24}, l.Sizes)
 	})

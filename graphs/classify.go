@@ -82,7 +82,7 @@ func (c Config) verdict(facts int) RowVerdict {
 	// A prefilling row with one new token over context: a tail by its shape.
 	switch c.Policy {
 	case ConsumerOneToken:
-		if c.DecodeWidth() != 1 || !has(factNoDrafts) || !IsPDConsumer(c.KV) {
+		if c.DecodeWidth() != 1 || !has(factNoDrafts) || !isPDConsumer(c.KV) {
 			return PrefillByPolicy
 		}
 	case OneNewToken:

@@ -111,7 +111,7 @@ func (c Config) Validate() error {
 	}
 	errs = append(errs, c.Ladder.validate()...)
 	if len(errs) == 0 && c.Mode != ModeNone {
-		l, err := NewLadder(c)
+		l, err := newLadder(c)
 		if err != nil {
 			errs = append(errs, err)
 		} else if n := c.keyBound(l); n > maxKeys {

@@ -59,10 +59,10 @@ var pdConnectors = []string{
 // multiConnectors combine other connectors.
 var multiConnectors = []string{"MultiConnector", "AscendMultiConnector", "multi"}
 
-// IsPDConsumer reports whether the engine is the decode side of a P/D pair: its
+// isPDConsumer reports whether the engine is the decode side of a P/D pair: its
 // role is kv_consumer and its connector is a known P/D connector, itself or
 // nested in one that combines several. kv_both and unknown connectors are not.
-func IsPDConsumer(t KVTransfer) bool {
+func isPDConsumer(t KVTransfer) bool {
 	return t.Role == RoleConsumer && hasPDConnector(t)
 }
 

@@ -119,7 +119,7 @@ func New(c Config) (*Dispatcher, error) {
 		}
 	}
 	if c.Mode != ModeNone {
-		l, err := NewLadder(c)
+		l, err := newLadder(c)
 		if err != nil {
 			return nil, err
 		}

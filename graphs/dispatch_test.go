@@ -328,7 +328,7 @@ func TestIsPDConsumer(t *testing.T) {
 		{KVTransfer{Role: RoleConsumer, Connector: "unknown", Nested: nested("NixlConnector")}, false},
 		{KVTransfer{Role: RoleConsumer, Connector: "MultiConnector", Nested: []KVTransfer{{Connector: "multi", Nested: nested("pd")}}}, true},
 	} {
-		require.Equal(t, tc.want, IsPDConsumer(tc.t), "%+v", tc.t)
+		require.Equal(t, tc.want, isPDConsumer(tc.t), "%+v", tc.t)
 	}
 	for _, s := range []string{"", "none", "kv_consumer", "consumer", "kv_both", "kv_producer"} {
 		_, err := ParseKVRole(s)
@@ -342,6 +342,6 @@ func TestIsPDConsumer(t *testing.T) {
 		dec, _ := dispatch(newDispatcher(t, Config{MaxNumSeqs: 8, KV: kv}), Step{}, decode1, tail1)
 		require.Equal(t, Full, dec.Mode)
 		dec, _ = dispatch(newDispatcher(t, Config{MaxNumSeqs: 8, KV: kv, Policy: ConsumerOneToken}), Step{}, decode1, tail1)
-		require.Equal(t, IsPDConsumer(kv), dec.Mode == Full)
+		require.Equal(t, isPDConsumer(kv), dec.Mode == Full)
 	}
 }

@@ -69,7 +69,7 @@ type Ladder struct {
 	Max      int32   // M, the largest size of any graph
 }
 
-// NewLadder derives the sizes of a deployment.
+// newLadder derives the sizes of a deployment.
 //
 // With neither sizes nor a maximum, M is min(2*R*D, Cap) on CUDA and
 // min(R*D, Cap) on Ascend, within the token budget B. Sizes above B are
@@ -77,7 +77,7 @@ type Ladder struct {
 // which a grid would otherwise lower. Derived ladders also cover row counts up
 // to R at full width, so that a width of K+1 does not put the widest decode
 // step beyond the cap.
-func NewLadder(c Config) (Ladder, error) {
+func newLadder(c Config) (Ladder, error) {
 	var (
 		lc       = c.Ladder
 		r, b     = c.MaxNumSeqs, c.MaxNumBatchedTokens
@@ -137,7 +137,7 @@ func NewLadder(c Config) (Ladder, error) {
 	}
 	l := Ladder{Sizes: ascending(sizes)}
 	if lc.MaxSizes > 0 {
-		l.Sizes = Sample(l.Sizes, lc.MaxSizes)
+		l.Sizes = sample(l.Sizes, lc.MaxSizes)
 	}
 	l.Max = l.Sizes[len(l.Sizes)-1]
 	if byReqs && len(reqs) > 0 {
@@ -190,9 +190,9 @@ func roundSizes(sizes []int, multiple, m int) []int {
 	return out
 }
 
-// Sample keeps n of the ascending sizes, spread evenly with both ends kept; the
+// sample keeps n of the ascending sizes, spread evenly with both ends kept; the
 // largest alone where n is 1.
-func Sample(sizes []int32, n int) []int32 {
+func sample(sizes []int32, n int) []int32 {
 	if n >= len(sizes) {
 		return sizes
 	}

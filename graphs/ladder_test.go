@@ -12,7 +12,7 @@ func mustLadder(t *testing.T, c Config) Ladder {
 	if c.MaxNumBatchedTokens == 0 {
 		c.MaxNumBatchedTokens = 8192
 	}
-	l, err := NewLadder(c)
+	l, err := newLadder(c)
 	require.NoError(t, err)
 	return l
 }
@@ -63,7 +63,7 @@ func TestLadderMultiple(t *testing.T) {
 	require.Equal(t, []int32{4, 8, 16, 24, 32}, mustLadder(t, c).Sizes)
 	c.Ladder = LadderConfig{Sizes: []int{1, 2, 3}, Multiple: 4}
 	c.MaxNumBatchedTokens = 8192
-	_, err := NewLadder(c)
+	_, err := newLadder(c)
 	require.ErrorContains(t, err, "multiples of 4")
 
 	c.K, c.Ladder = 2, LadderConfig{Multiple: 4, Runner: RunnerV1} // a multiple common to width 3 and degree 4
@@ -71,7 +71,7 @@ func TestLadderMultiple(t *testing.T) {
 		require.Zero(t, s%12)
 	}
 	c.Ladder.MaxSize = 8
-	_, err = NewLadder(c)
+	_, err = newLadder(c)
 	require.Error(t, err, "12 does not fit a maximum of 8")
 }
 
@@ -82,7 +82,7 @@ func TestLadderRunnerV1(t *testing.T) {
 	require.Equal(t, []int32{4}, mustLadder(t, c).Sizes, "none remains after rounding, but the width fits")
 	c.Ladder = LadderConfig{Runner: RunnerV1, Sizes: []int{3}}
 	c.MaxNumBatchedTokens = 8192
-	_, err := NewLadder(c)
+	_, err := newLadder(c)
 	require.Error(t, err, "not even one row fits")
 }
 
@@ -103,11 +103,11 @@ func TestLadderAscend(t *testing.T) {
 
 func TestSample(t *testing.T) {
 	sizes := []int32{1, 2, 4, 8, 16, 24, 32}
-	require.Equal(t, sizes, Sample(sizes, 9))
-	require.Equal(t, []int32{32}, Sample(sizes, 1))
-	require.Equal(t, []int32{32}, Sample(sizes, 0))
-	require.Equal(t, []int32{1, 32}, Sample(sizes, 2))
-	require.Equal(t, []int32{1, 4, 16, 32}, Sample(sizes, 4))
+	require.Equal(t, sizes, sample(sizes, 9))
+	require.Equal(t, []int32{32}, sample(sizes, 1))
+	require.Equal(t, []int32{32}, sample(sizes, 0))
+	require.Equal(t, []int32{1, 32}, sample(sizes, 2))
+	require.Equal(t, []int32{1, 4, 16, 32}, sample(sizes, 4))
 }
 
 func TestStreamBudget(t *testing.T) {

@@ -43,7 +43,7 @@ func refClass(c Config, r Row, step Step) (Class, bool) {
 	tail := false
 	switch c.Policy {
 	case ConsumerOneToken:
-		tail = IsPDConsumer(c.KV) && d == 1 && r.Scheduled == 1
+		tail = isPDConsumer(c.KV) && d == 1 && r.Scheduled == 1
 	case OneNewToken:
 		tail = n == 1
 	case OneNewTokenHardened:

@@ -124,6 +124,3 @@ func (s *Seq) Capacity() int { return s.capacity }
 
 // Published returns the number of leading blocks of the tables that are matchable.
 func (s *Seq) Published() int { return s.published }
-
-// Namespace returns the namespace that the sequence was opened in.
-func (s *Seq) Namespace() Namespace { return s.ns }

@@ -260,9 +260,9 @@ func (f File) Config() (Config, error) {
 		c.Sources = append(c.Sources, s)
 	}
 	var err error
-	c.Placement, err = ParsePlacement(f.Sessions.Placement)
+	c.Placement, err = parsePlacement(f.Sessions.Placement)
 	keep(err)
-	c.Unknown, err = ParseUnknown(f.Sessions.Unknown)
+	c.Unknown, err = parseUnknown(f.Sessions.Unknown)
 	keep(err)
 	seen := map[string]bool{}
 	for i, pool := range f.Decoders {
@@ -362,8 +362,8 @@ func set[T any](to *T, from *T) {
 	}
 }
 
-// ParsePlacement reads "load", "hash" or "room"; empty means load.
-func ParsePlacement(s string) (route.Placement, error) {
+// parsePlacement reads "load", "hash" or "room"; empty means load.
+func parsePlacement(s string) (route.Placement, error) {
 	switch s {
 	case "", "load":
 		return route.PlaceLoad, nil
@@ -375,8 +375,8 @@ func ParsePlacement(s string) (route.Placement, error) {
 	return 0, fmt.Errorf("placement %q: give load, hash or room", s)
 }
 
-// ParseUnknown reads "auto", "try" or "pd"; empty means auto.
-func ParseUnknown(s string) (UnknownPolicy, error) {
+// parseUnknown reads "auto", "try" or "pd"; empty means auto.
+func parseUnknown(s string) (UnknownPolicy, error) {
 	switch s {
 	case "", "auto":
 		return UnknownAuto, nil

@@ -134,7 +134,7 @@ func (p *Proxy) watchFile(ctx context.Context) {
 		raw, err := os.ReadFile(p.cfg.InstancesFile)
 		if text := string(raw); err == nil && text != last {
 			last = text
-			if m, err := ReadMembers(strings.NewReader(text)); err != nil {
+			if m, err := readMembers(strings.NewReader(text)); err != nil {
 				p.cfg.Logger.Error("the instances file is not used", "file", p.cfg.InstancesFile, "err", err)
 			} else {
 				p.reconcile(m)
@@ -162,8 +162,8 @@ func (m Members) Validate() error {
 	return errors.Join(errs...)
 }
 
-// ReadMembers reads and checks a set of instances.
-func ReadMembers(src io.Reader) (Members, error) {
+// readMembers reads and checks a set of instances.
+func readMembers(src io.Reader) (Members, error) {
 	dec := yaml.NewDecoder(src)
 	dec.KnownFields(true)
 	var m Members

@@ -52,7 +52,7 @@ func (f File) Load() (cfg Config, adminToken string, err error) {
 		src, err := os.Open(f.InstancesFile)
 		keep("instances file", err)
 		if err == nil {
-			_, err = ReadMembers(src)
+			_, err = readMembers(src)
 			keep("instances file "+f.InstancesFile, errors.Join(err, src.Close()))
 		}
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-serving/sluice/ascendrt"
 )
 
-// Advice says what to do about an error of a device.
-func Advice(err error) string {
+// advise says what to do about an error of a device.
+func advise(err error) string {
 	for _, a := range []struct {
 		class error
 		text  string

@@ -78,7 +78,7 @@ func (r *run) check(name string, f func() (string, error)) bool {
 	detail, err := f()
 	c := Check{Name: name, Detail: detail, Err: err}
 	if err != nil {
-		c.Advice = Advice(err)
+		c.Advice = advise(err)
 	}
 	r.checks = append(r.checks, c)
 	return err == nil

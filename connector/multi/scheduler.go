@@ -213,7 +213,7 @@ func (s *Scheduler) Finished(r *connector.Request, tables connector.Tables, end 
 
 // Completed hands each child the events that are its own.
 func (s *Scheduler) Completed(ev connector.Event) {
-	j, ok := ev.Payload.(Joined)
+	j, ok := ev.Payload.(joined)
 	if !ok {
 		return
 	}

@@ -13,19 +13,19 @@ import (
 	"github.com/sluice-serving/sluice/kvcache"
 )
 
-// ChildEvent is an event of one child.
-type ChildEvent struct {
+// childEvent is an event of one child.
+type childEvent struct {
 	Child int
 	connector.Event
 }
 
-// Joined is the payload of the events of a Worker: what the children reported.
-type Joined []ChildEvent
+// joined is the payload of the events of a Worker: what the children reported.
+type joined []childEvent
 
 // Payloads returns the payloads of the children's events, or that of an event
 // that is not of a composite.
 func Payloads(ev connector.Event) []any {
-	j, ok := ev.Payload.(Joined)
+	j, ok := ev.Payload.(joined)
 	if !ok {
 		if ev.Payload == nil {
 			return nil
@@ -79,7 +79,7 @@ type wait struct {
 type progress struct {
 	want, seen uint64
 	over       time.Time // nobody waits any more
-	events     Joined
+	events     joined
 }
 
 // NewWorker joins children. rank is that of the children in their engine.
@@ -290,7 +290,7 @@ func (w *Worker) join(child int, ev connector.Event) (connector.Event, bool) {
 			return ev, false
 		}
 		p.seen |= bit
-		p.events = append(p.events, ChildEvent{child, ev})
+		p.events = append(p.events, childEvent{child, ev})
 		if p.seen != p.want {
 			return ev, false
 		}
@@ -309,11 +309,11 @@ func (w *Worker) join(child int, ev connector.Event) (connector.Event, bool) {
 		if len(ev.Blocks) == 0 {
 			out.Blocks = blocks // all of this child's part, which may not be all of the load
 		}
-		out.Payload = Joined{{child, ev}}
+		out.Payload = joined{{child, ev}}
 		return out, true
 	}
 	out := ev
-	out.Payload = Joined{{child, ev}}
+	out.Payload = joined{{child, ev}}
 	return out, true
 }
 

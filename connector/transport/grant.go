@@ -171,10 +171,3 @@ func (g *Grants) Revoke(c Capability, grace time.Duration) {
 	}
 	<-gr.idle
 }
-
-// Len is the number of open grants.
-func (g *Grants) Len() int {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return len(g.m)
-}

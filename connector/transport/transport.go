@@ -16,9 +16,6 @@ type RegionID uint32
 // The zero value opens nothing.
 type Capability [16]byte
 
-// IsZero reports whether c opens nothing.
-func (c Capability) IsZero() bool { return c == Capability{} }
-
 // MarshalText writes the capability as 32 hex digits.
 func (c Capability) MarshalText() ([]byte, error) { return marshalHex(c[:]), nil }
 

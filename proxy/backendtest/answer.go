@@ -22,21 +22,21 @@ type answer struct {
 	giveUp, breakOff int // after so many tokens; 0 never
 }
 
-// PromptIDs is the number of token ids that every text prompt has; they are 1,
-// 2, 3 and so on, and the n-th output token has the id FirstID+n.
+// promptTokens is the number of token ids that every text prompt has; they are 1,
+// 2, 3 and so on, and the n-th output token has the id firstID+n.
 const (
-	PromptIDs = 5
-	FirstID   = 1000
+	promptTokens = 5
+	firstID      = 1000
 )
 
-// Word is the text of the n-th output token.
-func Word(n int) string { return fmt.Sprintf("w%d ", n) }
+// word is the text of the n-th output token.
+func word(n int) string { return fmt.Sprintf("w%d ", n) }
 
 // Text is the text of an answer of n tokens.
 func Text(n int) string {
 	var s strings.Builder
 	for i := range n {
-		s.WriteString(Word(i))
+		s.WriteString(word(i))
 	}
 	return s.String()
 }
@@ -67,7 +67,7 @@ func (a *answer) tokens(n, m int, first bool) string {
 		if i > n {
 			b.WriteByte(',')
 		}
-		fmt.Fprint(&b, FirstID+i)
+		fmt.Fprint(&b, firstID+i)
 	}
 	b.WriteByte(']')
 	if first && !a.chat {
@@ -79,7 +79,7 @@ func (a *answer) tokens(n, m int, first bool) string {
 func (a *answer) promptIDs() string {
 	list := []string{"1", "2", "3", "4", "5"}
 	for i := range a.from {
-		list = append(list, fmt.Sprint(FirstID+i))
+		list = append(list, fmt.Sprint(firstID+i))
 	}
 	return `,"prompt_token_ids":[` + strings.Join(list, ",") + `]`
 }
@@ -148,7 +148,7 @@ func (a *answer) send(r *http.Request, n int, perToken time.Duration) bool {
 		}
 		var text strings.Builder
 		for i := range n {
-			text.WriteString(Word(a.from + i))
+			text.WriteString(word(a.from + i))
 		}
 		fmt.Fprintf(a.w, `%s%s,"choices":[%s],"usage":%s,"kv_transfer_params":null}`, a.head(), top, a.choiceWith(text.String(), finish, stop, a.tokens(a.from, a.from+n, true)), a.usageText(n))
 		return true
@@ -171,7 +171,7 @@ func (a *answer) send(r *http.Request, n int, perToken time.Duration) bool {
 		if i == n-1 && stop == "null" {
 			end = finish
 		}
-		a.event(a.head() + `,"choices":[` + a.choiceWith(Word(a.from+i), end, why, a.tokens(a.from+i, a.from+i+1, i == 0)) + `]}`)
+		a.event(a.head() + `,"choices":[` + a.choiceWith(word(a.from+i), end, why, a.tokens(a.from+i, a.from+i+1, i == 0)) + `]}`)
 	}
 	if stop != "null" {
 		a.event(a.head() + `,"choices":[` + a.choice("", finish, stop) + `]}`)

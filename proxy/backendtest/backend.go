@@ -275,8 +275,8 @@ func (b *Backend) decode(w http.ResponseWriter, r *http.Request, rec Record, q r
 	a := answer{w: w, chat: strings.Contains(r.URL.Path, "chat"), id: rec.Header.Get("X-Request-Id"), stream: q.Stream, prompt: prompt}
 	a.ids, a.giveUp, a.breakOff = q.TokenIDs, giveUp, breakOff
 	var ids []int
-	if json.Unmarshal(q.Prompt, &ids) == nil && len(ids) > PromptIDs {
-		a.from = len(ids) - PromptIDs // it continues an answer
+	if json.Unmarshal(q.Prompt, &ids) == nil && len(ids) > promptTokens {
+		a.from = len(ids) - promptTokens // it continues an answer
 		tokens = b.Tokens - a.from
 		if q.MaxTokens != nil {
 			tokens = min(tokens, *q.MaxTokens)

@@ -4,37 +4,17 @@ import "encoding/json"
 
 // Edit is one change of a top-level member.
 type Edit struct {
-	key string
-	raw []byte // the new value; nil removes the member
-	rel relation
+	key     string
+	raw     []byte // the new value; nil removes the member
+	replace bool   // only when the member exists
 }
-
-type relation uint8
-
-const (
-	always    relation = iota
-	ifPresent          // only when the member exists
-	ifAbsent           // only when it does not
-)
 
 // Set gives a member a value, replacing the old one or adding the member at
 // the end. raw must be valid JSON.
 func Set(key string, raw []byte) Edit { return Edit{key: key, raw: raw} }
 
-// SetString is Set with a text.
-func SetString(key, value string) Edit {
-	raw, err := json.Marshal(value)
-	if err != nil { // a string always encodes
-		panic(err)
-	}
-	return Set(key, raw)
-}
-
 // Replace gives a member a value when it exists.
-func Replace(key string, raw []byte) Edit { return Edit{key: key, raw: raw, rel: ifPresent} }
-
-// Default adds a member when it does not exist.
-func Default(key string, raw []byte) Edit { return Edit{key: key, raw: raw, rel: ifAbsent} }
+func Replace(key string, raw []byte) Edit { return Edit{key: key, raw: raw, replace: true} }
 
 // Delete removes a member when it exists.
 func Delete(key string) Edit { return Edit{key: key} }
@@ -99,7 +79,7 @@ func (o *Object) pieces(list []piece, added []byte, edits []Edit) ([]piece, []by
 		e := &edits[i]
 		at := o.find(e.key)
 		switch {
-		case at >= 0 && e.rel != ifAbsent:
+		case at >= 0:
 			n := len(changes)
 			changes = append(changes, change{at, i})
 			for ; n > 0 && changes[n-1].at > at; n-- { // in the order of the source
@@ -108,7 +88,7 @@ func (o *Object) pieces(list []piece, added []byte, edits []Edit) ([]piece, []by
 			if e.raw == nil {
 				removed++
 			}
-		case at < 0 && e.raw != nil && e.rel != ifPresent:
+		case e.raw != nil && !e.replace:
 			if fresh++; fresh == 1 && added == nil {
 				added = make([]byte, 0, 64+len(e.raw))
 			}

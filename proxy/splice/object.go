@@ -49,7 +49,7 @@ func (o *Object) same(a, b *member) bool {
 	return o.name(a) == o.name(b)
 }
 
-// Parse checks that src is one JSON object in UTF-8, at most MaxDepth deep and
+// Parse checks that src is one JSON object in UTF-8, at most maxDepth deep and
 // without duplicate keys at the top, and notes where its members are. The
 // error is a *SyntaxError.
 func Parse(src []byte) (*Object, error) {

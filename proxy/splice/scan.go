@@ -13,8 +13,8 @@ import (
 	"unicode/utf8"
 )
 
-// MaxDepth is the deepest nesting of arrays and objects that Parse accepts.
-const MaxDepth = 256
+// maxDepth is the deepest nesting of arrays and objects that Parse accepts.
+const maxDepth = 256
 
 // Errors that SyntaxError wraps.
 var (
@@ -223,7 +223,7 @@ func (s *scanner) value(depth int) error {
 }
 
 func (s *scanner) array(depth int) error {
-	if depth > MaxDepth {
+	if depth > maxDepth {
 		return s.fail(ErrDepth)
 	}
 	s.pos++
@@ -251,7 +251,7 @@ func (s *scanner) array(depth int) error {
 // it is called for each member with the offsets of the key in its quotes and of
 // the value; its error ends the reading.
 func (s *scanner) members(depth int, visit func(key span, escaped bool, value span) error) error {
-	if depth > MaxDepth {
+	if depth > maxDepth {
 		return s.fail(ErrDepth)
 	}
 	s.pos++
