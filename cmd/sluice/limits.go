@@ -9,6 +9,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/sluice-serving/sluice/internal/engine"
 )
 
 // span is what a number may be. Durations count in seconds.
@@ -44,12 +46,9 @@ var limits = map[string]map[string]span{
 	"explain": {
 		"k": notBelow0, "max-num-seqs": {1, 1 << 16, false}, "pcp": {1, 1024, false},
 	},
-	"serve": {
-		"block-size": notBelow0, "data-parallel-size": {1, 256, false}, "device-workers": coresOrAll, "drain-timeout": above0,
-		"global-cache-hit-threshold": {0, 1, false}, "kv-port": anyPort, "max-model-len": tokens, "max-num-batched-tokens": tokens,
-		"max-num-seqs": {1, 1 << 16, false}, "max-queue": tokens, "model-runner": {1, 2, false}, "num-kv-blocks": notBelow0,
-		"port": anyPort, "step-lines": {-1, 1 << 20, false}, "watermark": {0, 1, false},
-	},
+	"serve": served(map[string]span{
+		"drain-timeout": above0, "global-cache-hit-threshold": {0, 1, false}, "port": anyPort, "watermark": {0, 1, false},
+	}),
 	"sim": {
 		"block-size": {1, 1024, false}, "blocks": {1, 1 << 22, false}, "decoders": {1, 10_000, false}, "gap": above0, "hop": {0, 3600, false},
 		"max-instances": {1, 10_000, false}, "prefillers": {1, 10_000, false}, "ranks": {1, 1024, false}, "restore-rate": {0, math.Inf(1), false},
@@ -58,6 +57,16 @@ var limits = map[string]map[string]span{
 	"up": {
 		"decoder-dp-size": {1, 256, false}, "decoder-kv-blocks": notBelow0, "grace": above0, "port": anyPort, "prefiller-kv-blocks": notBelow0, "ready-timeout": above0,
 	},
+}
+
+// served adds what the engine says of its numbers. A block size of 0 is the
+// default, which depends on the device.
+func served(own map[string]span) map[string]span {
+	for name, l := range engine.Limits {
+		own[name] = span{float64(l.Least), float64(l.Most), false}
+	}
+	own["block-size"] = span{0, float64(engine.Limits["block-size"].Most), false}
+	return own
 }
 
 // within reports the flags of a command with a number that they do not take.

@@ -210,6 +210,16 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
+// Limit is what a number of the configuration may be, when its default is filled in.
+type Limit struct{ Least, Most int }
+
+// Limits are those of the numbers, by the name that the operator writes.
+var Limits = map[string]Limit{
+	"block-size": {1, kvcache.MaxBlockSize}, "num-kv-blocks": {0, kvcache.MaxBlocks - 1}, "max-num-seqs": {1, 1 << 16}, "max-num-batched-tokens": {1, 1 << 20},
+	"max-model-len": {1, 1 << 20}, "max-queue": {1, 1 << 20}, "data-parallel-size": {1, 256}, "kv-port": {0, 65535}, "device-workers": {0, 1 << 12},
+	"model-runner": {1, 2}, "step-lines": {-1, 1 << 20},
+}
+
 // Validate joins everything that is wrong with the configuration. Values out of
 // range are *SettingError, pairs that exclude each other *ConflictError.
 func (c Config) Validate() error { return (&choices{Config: c}).validate() }
@@ -240,23 +250,20 @@ func (c *choices) validate() error {
 			bad("block-size is %d, must be 128, 256, 384 or 512 on Ascend", d.BlockSize)
 		}
 	}
-	longest := 1 << 20
-	if d.Model == "builtin" {
-		longest = builtinModel.MaxPositions
-	}
 	for _, f := range []struct {
-		name   string
-		v      int
-		lo, hi int
+		name string
+		v    int
 	}{
-		{"block-size", d.BlockSize, 1, kvcache.MaxBlockSize}, {"num-kv-blocks", d.KVBlocks, 0, kvcache.MaxBlocks - 1},
-		{"max-num-seqs", d.MaxSeqs, 1, 1 << 16}, {"max-num-batched-tokens", d.MaxTokens, 1, 1 << 20},
-		{"max-model-len", d.MaxModelLen, 1, longest}, {"max-queue", d.MaxQueue, 1, 1 << 20},
-		{"data-parallel-size", d.DataParallel, 1, 256}, {"kv-port", d.KVPort, 0, 65535}, {"device-workers", d.DeviceWorkers, 0, 1 << 12},
-		{"model-runner", d.Runner, 1, 2}, {"step-lines", d.StepLines, -1, 1 << 20},
+		{"block-size", d.BlockSize}, {"num-kv-blocks", d.KVBlocks}, {"max-num-seqs", d.MaxSeqs}, {"max-num-batched-tokens", d.MaxTokens},
+		{"max-model-len", d.MaxModelLen}, {"max-queue", d.MaxQueue}, {"data-parallel-size", d.DataParallel}, {"kv-port", d.KVPort},
+		{"device-workers", d.DeviceWorkers}, {"model-runner", d.Runner}, {"step-lines", d.StepLines},
 	} {
-		if f.v < f.lo || f.v > f.hi {
-			errs = append(errs, within(f.name, f.v, f.lo, f.hi))
+		l := Limits[f.name]
+		if f.name == "max-model-len" && d.Model == "builtin" {
+			l.Most = builtinModel.MaxPositions
+		}
+		if f.v < l.Least || f.v > l.Most {
+			errs = append(errs, within(f.name, f.v, l.Least, l.Most))
 		}
 	}
 	if size := d.BlockSize; size > 0 && d.KVBlocks > 0 && d.KVBlocks < (d.MaxModelLen+size-1)/size {
