@@ -36,6 +36,20 @@ extern "C" __global__ void __launch_bounds__(256) copy_list(const word* list, wo
 	}
 }
 
+// move_rest moves what is left of a range behind its last 16 bytes.
+__device__ __forceinline__ void move_rest(char* to, const char* from, word bytes) {
+	word at = bytes / 16 * 16 + threadIdx.x;
+	if (at < bytes) to[at] = from[at];
+}
+
+// copy_small moves one piece, a part of it by each block of threads. Addresses are
+// multiples of 16, the bytes need not be.
+extern "C" __global__ void __launch_bounds__(256) copy_small(word dst, word src, word bytes, word part) {
+	word begin = blockIdx.x * (part / 16), whole = bytes / 16, end = begin + part / 16;
+	move_range((quad*)dst, (const quad*)src, begin, end < whole ? end : whole);
+	if (blockIdx.x == 0) move_rest((char*)dst, (const char*)src, bytes);
+}
+
 // copy_blocks moves blocks of several regions. The table has five words for each
 // region (destination, source, their strides, bytes of a block), then one for each
 // pair of blocks (destination below, source above). A unit is a part of a block of a
@@ -55,9 +69,6 @@ extern "C" __global__ void __launch_bounds__(256) copy_blocks(const word* table,
 		word begin = (word)(u % cut) * (part / 16), whole = bytes / 16, end = whole;
 		if (end > begin + part / 16) end = begin + part / 16;
 		move_range(to, from, begin, end);
-		if (begin <= whole && whole < begin + part / 16) { // the part in which the block ends
-			word at = whole * 16 + threadIdx.x;
-			if (at < bytes) dst[at] = src[at];
-		}
+		if (begin <= whole && whole < begin + part / 16) move_rest(dst, src, bytes); // the part in which the block ends
 	}
 }

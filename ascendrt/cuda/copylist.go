@@ -28,6 +28,9 @@ const (
 	listWords   = 3 // of a copy: destination, source, bytes
 	listAlign   = 16
 
+	smallLargest = 64 << 10 // bytes of a copy to or from the host that a kernel makes
+	smallPart    = 4 << 10  // bytes of it for a block of threads
+
 	// pinnedLists leaves the lists in pinned memory, for comparison.
 	pinnedLists = "SLUICE_CUDA_PINNED_LISTS"
 )
@@ -41,6 +44,7 @@ type copyLists struct {
 	pinned  bool
 	program kernels
 	kernel  atomic.Pointer[kernel] // of a list of pieces
+	small   atomic.Pointer[kernel] // of one small piece
 	blocks  atomic.Pointer[kernel] // of blocks of regions
 
 	mu    sync.Mutex
@@ -133,9 +137,13 @@ func (d *device) wantLists() {
 		p := ascendrt.Program{Kind: "cuda-c", Name: "copylist.cu", Data: []byte(copyListSource), Options: []string{"--std=c++17"}}
 		list, err := d.lists.program.load(d, p, "copy_list")
 		if err == nil {
-			var blocks *kernel
+			var blocks, small *kernel
 			if blocks, err = d.lists.program.load(d, p, "copy_blocks"); err == nil {
+				small, err = d.lists.program.load(d, p, "copy_small")
+			}
+			if err == nil {
 				d.lists.blocks.Store(blocks)
+				d.lists.small.Store(small)
 				d.lists.kernel.Store(list)
 			}
 		}
@@ -149,6 +157,21 @@ func (d *device) wantLists() {
 func (d *device) blocksKernel() *kernel {
 	d.wantLists()
 	return d.lists.blocks.Load()
+}
+
+// byKernel makes a small copy between device and pinned memory with a kernel. What a
+// step uploads and downloads would stand in a copy engine's queue behind the large
+// copies of others, of which each takes as long as some layers.
+func (t *translator) byKernel(to, from *memory.Alloc, dst, src uint64, n int) (bool, error) {
+	if n > smallLargest || to.Host == from.Host || (dst|src)%listAlign != 0 || t.mode != submitting {
+		return false, nil
+	}
+	t.d.wantLists()
+	k := t.d.lists.small.Load()
+	if k == nil {
+		return false, nil
+	}
+	return true, t.launch(k, [3]int{(n + smallPart - 1) / smallPart, 1, 1}, listThreads, 0, dst, src, uint64(n), smallPart)
 }
 
 // fits tells whether a copy can be one of a list.

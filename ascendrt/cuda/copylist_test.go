@@ -4,6 +4,7 @@ package cuda
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"testing"
 
@@ -108,4 +109,69 @@ func TestCopyListRefused(t *testing.T) {
 	require.ErrorIs(t, err, ascendrt.ErrInvalid)
 	require.Zero(t, n)
 	require.Empty(t, d.lists.inUse)
+}
+
+// Small copies between device and pinned memory are a kernel's: every byte arrives,
+// none beside it changes.
+func TestSmallCopies(t *testing.T) {
+	dev, s := open(t, ascendrt.OpenOptions{})
+	d := dev.(*device)
+	const size = 2*smallLargest + 4096
+	buf, err := d.Alloc(size, ascendrt.PlaceDefault)
+	require.NoError(t, err)
+	pinned, err := d.AllocHost(size)
+	require.NoError(t, err)
+	host := pinned.Bytes()
+	r := rand.New(rand.NewPCG(3, 4))
+	for _, c := range []struct {
+		n, at  int
+		kernel bool
+	}{
+		{n: 1, kernel: true}, {n: 15, kernel: true}, {n: 16, at: 16, kernel: true}, {n: 4 * 129, at: 4096, kernel: true}, {n: smallPart, kernel: true},
+		{n: smallPart + 20, kernel: true}, {n: smallLargest, at: 32, kernel: true}, {n: smallLargest + 1}, {n: 100, at: 4},
+	} {
+		for _, down := range []bool{false, true} {
+			want := make([]byte, size)
+			for i := range host {
+				host[i] = byte(r.Uint32())
+			}
+			fill := byte(0x5a)
+			var b ascendrt.Commands
+			b.Fill(buf.View(), fill)
+			up, out := buf.View().Slice(c.at, c.n), pinned.View().Slice(c.at, c.n)
+			require.Equal(t, c.kernel, recorded(t, d, s, up, out) == recLaunch, "%+v: a kernel or not", c)
+			if down {
+				copy(want, host)
+				for i := range c.n {
+					want[c.at+i] = fill
+				}
+				b.Copy(out, up)
+			} else {
+				for i := range want {
+					want[i] = fill
+				}
+				copy(want[c.at:], host[c.at:c.at+c.n])
+				b.Copy(up, out)
+			}
+			p, _, err := s.Submit(&b)
+			require.NoError(t, err)
+			require.NoError(t, p.Wait(t.Context()))
+			got := host
+			if !down {
+				got = make([]byte, size)
+				require.NoError(t, ascendrt.Download(t.Context(), d, s, got, buf.View()))
+			}
+			require.Equal(t, want, got[:size], "%+v, down %v", c, down)
+		}
+	}
+	require.NoError(t, errors.Join(buf.FreeAfter(ascendrt.Point{}), pinned.FreeAfter(ascendrt.Point{})))
+}
+
+// recorded is what a copy becomes.
+func recorded(t *testing.T, d *device, s ascendrt.Stream, to, from ascendrt.View) uint32 {
+	t.Helper()
+	tr := new(translator)
+	tr.reset(d, s.(*stream), submitting)
+	require.NoError(t, tr.copy(uint64(to.Addr), uint64(from.Addr), to.Len))
+	return uint32(tr.Words[0])
 }

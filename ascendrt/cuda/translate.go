@@ -205,11 +205,14 @@ func (t *translator) copy(dst, src uint64, n int) error {
 	if n == 0 {
 		return nil
 	}
-	kind, err := t.direction(dst, src, n)
+	to, from, err := t.ends(dst, src, n)
 	if err != nil {
 		return err
 	}
-	t.Record(kind, 0, dst, src, uint64(n))
+	if done, err := t.byKernel(to, from, dst, src, n); done || err != nil {
+		return err
+	}
+	t.Record(direction(to, from), 0, dst, src, uint64(n))
 	return nil
 }
 
@@ -232,22 +235,19 @@ func (t *translator) endsNear(lastTo, lastFrom *memory.Alloc, dst, src uint64, n
 	return to, from, nil
 }
 
-func (t *translator) direction(dst, src uint64, n int) (uint32, error) {
-	to, from, err := t.ends(dst, src, n)
-	if err != nil {
-		return 0, err
-	}
+// direction is the driver's call for a copy.
+func direction(to, from *memory.Alloc) uint32 {
 	switch {
 	case to.Host && from.Host:
-		return recCopy, nil
+		return recCopy
 	case from.Host:
-		return recHtoD, nil
+		return recHtoD
 	case to.Host:
-		return recDtoH, nil
+		return recDtoH
 	case to.From <= memory.FromShared && from.From <= memory.FromShared:
-		return recDtoD, nil
+		return recDtoD
 	}
-	return recCopy, nil
+	return recCopy
 }
 
 func (t *translator) batch(p []uint64) error {
