@@ -25,7 +25,7 @@
 #
 # PART_SECONDS, e.g. cuda_SECONDS=90, changes the time that a part may take. big, steps, steps8b,
 # grid and grid8b go on where an earlier run ended: FROM=DIR names its OUT, a copy of
-# which may lie anywhere.
+# which may lie anywhere. TYPES=bf16 or fp32 limits big to one storage type.
 # shellcheck disable=SC2016 # what stands in single quotes is for another shell
 default="cuda executor server parity memcheck racecheck steps steps8b"
 [ $# -ge 2 ] || { sed -n '2,28s/^# \{0,1\}//p' "$0"; exit 2; }
@@ -36,6 +36,7 @@ root=$(realpath "$(dirname "$0")/../..")
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 export SLUICE_DEVICE=${SLUICE_DEVICE:-cuda}
+types=${TYPES:+-$TYPES}
 from=${FROM:-}
 [ -z "$from" ] || [ -d "$from" ] || { echo "h200.sh: FROM=$from is no folder" >&2; exit 2; }
 for f in log.txt table.txt; do : > "$out/$f"; done
@@ -192,15 +193,15 @@ has parity && compare parity "$small" 90
 declare -A making
 if has big; then
 	for m in qwen3-0.6b llama-1b; do
-		finished "big-$m" || { checkpoints "big-$m" --only "$m" & making[$m]=$!; }
+		finished "big-$m$types" || { checkpoints "big-$m$types" --only "$m" ${TYPES:+--types "$TYPES"} & making[$m]=$!; }
 	done
 fi
-has memcheck && sanitize memcheck 100 "${MEMCHECK:-TestConformance/(named|a_decoder)|TestFusedLinear/(256|1024_to_48|512)|TestFusedRotate|TestFusedAttention|TestFusedPick}"
+has memcheck && sanitize memcheck 100 "${MEMCHECK:-TestConformance/(named|a_decoder)|TestFusedLinear/(256|1024_to_48|512|1024$)|TestFusedRotate|TestFusedAttention|TestFusedPick}"
 has racecheck && SLUICE_CUDA_OPTIONS=-DEVERY_LANE sanitize racecheck 100 "${RACECHECK:-TestFusedLinear/1024_to_48/.*/^(3|16|31|32)\$|TestFusedRotate|TestFusedAttention/(11|13|14|15)/|TestFusedPick}"
 for m in qwen3-0.6b llama-1b; do
 	[ -n "${making[$m]:-}" ] || continue
-	compare "big-$m" "${making[$m]}" 120
-	finish "big-$m"
+	compare "big-$m$types" "${making[$m]}" 120
+	finish "big-$m$types"
 done
 has steps && steps steps qwen3-0.6b 60
 has steps8b && steps steps8b llama3-8b 90

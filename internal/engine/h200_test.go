@@ -24,7 +24,7 @@ esac`,
 	"server.test":   `echo "--- FAIL: TestC (0.00s)"; exit 1`,
 	"parity.test":   `[ -e "$SLUICE_PARITY/made" ] && echo "--- PASS: TestAgainstTransformers (0.00s)" || echo "--- FAIL: TestAgainstTransformers (0.00s)"`,
 	"python3": `case "$*" in
-*make.py*) while [ $# -gt 0 ]; do [ "$1" = --out ] && o=$2; [ "$1" = --only ] && m=$2; shift; done; [ "$m" = "$BAD" ] && { echo "no memory"; exit 3; }; mkdir -p "$o"; touch "$o/made" ;;
+*make.py*) echo "$*" >> "$CALLS-made"; while [ $# -gt 0 ]; do [ "$1" = --out ] && o=$2; [ "$1" = --only ] && m=$2; shift; done; [ "$m" = "$BAD" ] && { echo "no memory"; exit 3; }; mkdir -p "$o"; touch "$o/made" ;;
 *) echo /nowhere ;;
 esac`,
 }
@@ -84,6 +84,11 @@ func TestScriptOfTheGPUProof(t *testing.T) {
 	require.Regexp(t, `(?m)^grid +ok .* 1 steps in grid.csv, 3 of 9 steps are left$`, table)
 	require.NotContains(t, read("first", "steps.csv"), "noise")
 	require.NoError(t, os.Remove(calls))
+
+	table, code = run("types", []string{"TYPES=bf16", "FROM=" + filepath.Join(dir, "first")}, "big")
+	require.Equal(t, 0, code, "%s", table)
+	require.Regexp(t, `(?m)^big-qwen3-0.6b-bf16 +ok .*1 passed`, table, "it was not made alone before")
+	require.Equal(t, 2, strings.Count(read("calls-made"), " --types bf16"), "%s", read("calls-made"))
 
 	table, code = run("second", []string{"FROM=" + filepath.Join(dir, "first")}, "big", "steps8b", "grid")
 	require.Equal(t, 0, code, "%s", table)

@@ -1,6 +1,6 @@
 """Checkpoints with random weights, and what transformers computes with them.
 
-    python3 make.py --out DIR [--big] [--only NAMES]
+    python3 make.py --out DIR [--big] [--only NAMES] [--types TYPES]
 
 Each model gets a folder with config.json, model.safetensors and expected.json:
 prompts, the logits behind the last token of each, and greedy continuations, all
@@ -42,16 +42,18 @@ MODELS = {
                              original_max_position_embeddings=1024)), 128),
 }
 BIG = {"qwen3-0.6b", "llama-1b"}
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @torch.inference_mode()
-def make(out, name, dtype, device):
+def make(out, name, kind, device):
+    dtype = TYPES[kind]
     config_class, model_class, values, steps = MODELS[name]
     torch.manual_seed(1)
     if dtype == torch.bfloat16:
         values = dict(values, initializer_range=BF16_RANGE)
     model = model_class(config_class(**values)).to(dtype)
-    folder = os.path.join(out, f"{name}-{'fp32' if dtype == torch.float32 else 'bf16'}")
+    folder = os.path.join(out, f"{name}-{kind}")
     model.save_pretrained(folder)
     native = model_class.from_pretrained(folder, dtype=dtype).to(device).eval()
     # Read again: converting the model itself would leave the rotary frequencies, which
@@ -85,13 +87,14 @@ def main():
     p.add_argument("--out", required=True)
     p.add_argument("--big", action="store_true", help="the shapes of Qwen3-0.6B and of a Llama of 1.2 billion parameters too")
     p.add_argument("--only", help="models, separated by commas")
+    p.add_argument("--types", default=",".join(TYPES), help="storage types, separated by commas (%(default)s)")
     a = p.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
     device = "cuda" if torch.cuda.is_available() else "cpu"
     names = a.only.split(",") if a.only else [n for n in MODELS if a.big or n not in BIG]
     for name in names:
-        for dtype in (torch.float32, torch.bfloat16):
-            make(a.out, name, dtype, device)
+        for kind in a.types.split(","):
+            make(a.out, name, kind, device)
 
 
 if __name__ == "__main__":
