@@ -166,6 +166,10 @@ func (d *device) planLinear(s *opState, l ascendrt.LinearAttr) error {
 	if err != nil {
 		return err
 	}
+	near, err := d.fast("near_rows_fast", "LINEAR")
+	if err != nil {
+		return err
+	}
 	if _, err := d.blas.get(d); err != nil {
 		return err
 	}
@@ -180,47 +184,65 @@ func (d *device) planLinear(s *opState, l ascendrt.LinearAttr) error {
 	s.ws = blasWorkspace + normed + gated
 	s.emit = func(t *translator, ws ascendrt.View, a []ascendrt.Tensor) error {
 		x, y := &a[0], &a[len(a)-1]
+		rounded, to := x, y // what kernels for few tokens read and write, beside a stream
 		i, eps := 1, bits(l.Eps)
-		var gain, pick uint64
+		var gain, pick, sum, sums uint64
 		if l.Norm {
-			gain, i = at(&a[1]), 2
+			rounded, gain, i = &a[1], at(&a[2]), 3
 		}
 		w := &a[i]
 		if l.Rows {
 			pick = at(&a[i+1])
 		}
+		if l.Epilogue == ascendrt.EpilogueAdd {
+			y = &a[i+1]
+			sum, sums = at(y), stride(y)
+		}
 		n := y.Rows()
 		if n == 0 {
 			return nil
 		}
-		if w.Stride() == l.In && aligned(x, w, y) {
+		space := uint64(ws.Addr) + blasWorkspace
+		tight := min(256, (l.In/8+31)/32*32)
+		if w.Stride() == l.In && aligned(rounded, w, to) {
 			for _, f := range few {
-				if n <= f.tokens {
-					return t.overlap(f.k, [3]int{f.blocks, 1, 1}, f.threads, f.shared, at(x), stride(x), gain, at(w), pick, at(y), stride(y),
-						uint64(n), uint64(l.In), uint64(l.Out), eps, uint64(f.stages))
+				if n > f.tokens {
+					continue
 				}
+				from, xs := at(rounded), stride(rounded)
+				if l.Norm && x.Rows() > ascendrt.NearRows { // some rows of many
+					if err := t.overlap(near, [3]int{n, 1, 1}, tight, 0, at(x), stride(x), pick, space, uint64(l.In), uint64(l.In)); err != nil {
+						return err
+					}
+					from, xs, pick = space, uint64(l.In), 0
+				}
+				return t.overlap(f.k, [3]int{f.blocks, 1, 1}, f.threads, f.shared, from, xs, gain, at(w), pick, at(to), stride(to), sum, sums,
+					uint64(n), uint64(l.In), uint64(l.Out), eps, uint64(f.stages))
 			}
 		}
 		if s.Spec.MaxRows == 0 && n > 1 {
 			return fmt.Errorf("%d rows, planned without MaxRows: %w", n, ascendrt.ErrInvalid)
 		}
 		from, xs := at(x), x.Stride()
-		space := uint64(ws.Addr) + blasWorkspace
 		switch {
 		case l.Norm:
-			if err := t.overlap(norm, [3]int{n, 1, 1}, min(256, (l.In/8+31)/32*32), 0, from, uint64(xs), gain, pick, space, uint64(l.In), uint64(l.In), eps); err != nil {
+			if err := t.overlap(norm, [3]int{n, 1, 1}, tight, 0, from, uint64(xs), gain, pick, space, uint64(l.In), uint64(l.In), eps); err != nil {
 				return err
 			}
 			from, xs = space, l.In
 		case l.Rows:
-			if err := t.overlap(rows, [3]int{n, 1, 1}, min(256, (l.In/8+31)/32*32), 0, from, uint64(xs), pick, space, uint64(l.In), uint64(l.In)); err != nil {
+			if err := t.overlap(rows, [3]int{n, 1, 1}, tight, 0, from, uint64(xs), pick, space, uint64(l.In), uint64(l.In)); err != nil {
 				return err
 			}
 			from, xs = space, l.In
 		}
 		k := blasShape{typ: ascendrt.BFloat16, out: y.Type, rows: n, in: l.In, m: l.Out, add: l.Epilogue == ascendrt.EpilogueAdd, xs: xs, ws: w.Stride(), ys: y.Stride()}
 		if l.Epilogue != ascendrt.EpilogueSwiGLU {
-			return t.multiply(k, from, at(w), at(y), uint64(ws.Addr))
+			err := t.multiply(k, from, at(w), at(y), uint64(ws.Addr))
+			if err != nil || !k.add || n > ascendrt.NearRows {
+				return err
+			}
+			return t.overlap(near, [3]int{n, 1, 1}, min(256, (l.Out/8+31)/32*32), 0, at(y), stride(y), 0, at(to), stride(to), uint64(l.Out))
 		}
 		both := space + uint64(normed)
 		k.m, k.ys = 2*l.Out, 2*l.Out
@@ -286,14 +308,18 @@ func (d *device) planFeed(s *opState, f ascendrt.FeedAttr) error {
 		err = invalid("plan feed_embedding", fmt.Sprintf("%d elements: multiples of 8 are computed", f.Hidden), ascendrt.ErrUnsupported)
 	}
 	s.emit = func(t *translator, _ ascendrt.View, a []ascendrt.Tensor) error {
-		table, y := &a[3], &a[4]
+		table, y, near := &a[3], &a[4], &a[5]
 		if table.Stride() != f.Hidden {
 			return fmt.Errorf("the table is not contiguous: %w", ascendrt.ErrInvalid)
 		}
-		if err := needAligned(table, y); err != nil {
+		if err := needAligned(table, y, near); err != nil {
 			return err
 		}
-		return t.overlap(k, [3]int{y.Rows(), 1, 1}, min(256, (f.Hidden/8+31)/32*32), 0, at(&a[0]), at(&a[1]), at(&a[2]), at(table), uint64(f.Vocab), at(y), stride(y), uint64(f.Hidden))
+		rounded := at(near)
+		if y.Rows() > ascendrt.NearRows {
+			rounded = 0
+		}
+		return t.overlap(k, [3]int{y.Rows(), 1, 1}, min(256, (f.Hidden/8+31)/32*32), 0, at(&a[0]), at(&a[1]), at(&a[2]), at(table), uint64(f.Vocab), at(y), stride(y), rounded, stride(near), uint64(f.Hidden))
 	}
 	return err
 }

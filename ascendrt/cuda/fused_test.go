@@ -60,6 +60,21 @@ func (b *bench) normal(n int, scale float64) []float64 {
 	return out
 }
 
+// stream gives values that bfloat16 does not hold, as a residual stream, and the
+// same rounded; it is poisoned where kernels must not read it.
+func (b *bench) stream(n, width int, scale float64) (values []float64, x, near ascendrt.Tensor) {
+	values, raw := make([]float64, n*width), make([]float32, n*width)
+	for i := range raw {
+		raw[i] = float32(b.rng.NormFloat64() * scale)
+		values[i] = float64(raw[i])
+	}
+	x = b.floats(raw, n, width)
+	if n > ascendrt.NearRows {
+		return values, x, b.poisoned(ascendrt.BFloat16, ascendrt.NearRows, width)
+	}
+	return values, x, b.halves(values, n, width)
+}
+
 func (b *bench) upload(raw []byte) ascendrt.Buffer {
 	buf, err := b.d.Alloc(max(len(raw), 16), ascendrt.PlaceDefault)
 	require.NoError(b.t, err)
@@ -161,7 +176,7 @@ func TestFusedLinear(t *testing.T) {
 	for _, size := range []struct{ k, m int }{{256, 512}, {1024, 48}, {1024, 1024}, {3072, 264}, {512, 5000}} {
 		for _, epi := range []ascendrt.Epilogue{ascendrt.EpilogueStore, ascendrt.EpilogueAdd, ascendrt.EpilogueSwiGLU, ascendrt.EpilogueFloat} {
 			for _, n := range []int{1, 3, 8, 9, 16, 31, 32, 33, 64, 65} {
-				t.Run(fmt.Sprintf("%d_to_%d/%v/%d", size.k, size.m, epilogues[epi], n), func(t *testing.T) { fusedLinear(bench.in(t), size.k, size.m, n, epi) })
+				t.Run(fmt.Sprintf("%d_to_%d/%v/%d", size.k, size.m, epilogues[epi], n), func(t *testing.T) { fusedLinear(bench.in(t), size.k, size.m, n, n, epi) })
 			}
 		}
 	}
@@ -171,24 +186,38 @@ var epilogues = map[ascendrt.Epilogue]string{
 	ascendrt.EpilogueStore: "store", ascendrt.EpilogueAdd: "add", ascendrt.EpilogueSwiGLU: "swiglu", ascendrt.EpilogueFloat: "float",
 }
 
-// fusedLinear computes n rows.
-func fusedLinear(b *bench, k, m, n int, epi ascendrt.Epilogue) {
+// A few rows of a stream of many tokens, which has no rounded ones.
+func TestFusedLinearOfFewRowsOfMany(t *testing.T) {
+	bench := fusedBench(t)
+	for _, k := range []int{1024, 256} {
+		for _, n := range []int{1, 7, 16, 32, 33} {
+			t.Run(fmt.Sprintf("%d/%d", k, n), func(t *testing.T) { fusedLinear(bench.in(t), k, 264, n, 70, ascendrt.EpilogueFloat) })
+		}
+	}
+}
+
+// fusedLinear computes n rows of an input of `of` rows.
+func fusedLinear(b *bench, k, m, n, of int, epi ascendrt.Epilogue) {
 	norm, both := epi != ascendrt.EpilogueAdd, 1
 	if epi == ascendrt.EpilogueSwiGLU {
 		both = 2
 	}
 	w, gain := b.normal(both*m*k, 1/math.Sqrt(float64(k))), b.normal(k, 1)
 	tw, tg := b.halves(w, both*m, k), b.halves(gain, k)
-	x, y0 := b.normal(n*k, 2), b.normal(n*m, 1)
 	attr := ascendrt.LinearAttr{In: k, Out: m, Norm: norm, Eps: 1e-6, Epilogue: epi, Rows: epi == ascendrt.EpilogueFloat}
-	args := []ascendrt.Tensor{b.halves(x, n, k)}
+	var x []float64
+	var args []ascendrt.Tensor
 	if norm {
-		args = append(args, tg)
+		values, sums, near := b.stream(of, k, 2)
+		x, args = values, append(args, sums, near, tg)
+	} else {
+		x = b.normal(of*k, 2)
+		args = append(args, b.halves(x, of, k))
 	}
 	args = append(args, tw)
 	rows := make([]int32, n)
 	for i := range rows {
-		rows[i] = int32(n - 1 - i)
+		rows[i] = int32(of - 1 - i)
 	}
 	if attr.Rows {
 		rows[n/2] = -1
@@ -198,16 +227,22 @@ func fusedLinear(b *bench, k, m, n int, epi ascendrt.Epilogue) {
 			rows[i] = int32(i)
 		}
 	}
-	var y ascendrt.Tensor
+	var y, near ascendrt.Tensor
+	var y0 []float64
 	switch epi {
 	case ascendrt.EpilogueAdd:
-		y = b.halves(y0, n, m)
+		y0, y, _ = b.stream(n, m, 1)
+		near = b.poisoned(ascendrt.BFloat16, min(n, ascendrt.NearRows), m)
 	case ascendrt.EpilogueFloat:
 		y = b.poisoned(ascendrt.Float32, n, m)
 	default:
 		y = b.poisoned(ascendrt.BFloat16, n, m)
 	}
-	b.run(ascendrt.OpLinear, n, attr, append(args, y)...)
+	args = append(args, y)
+	if epi == ascendrt.EpilogueAdd {
+		args = append(args, near)
+	}
+	b.run(ascendrt.OpLinear, n, attr, args...)
 	want := make([]float64, n*m)
 	for i, r := range rows {
 		if r < 0 {
@@ -242,7 +277,18 @@ func fusedLinear(b *bench, k, m, n int, epi ascendrt.Epilogue) {
 			want[i*m+o] = v
 		}
 	}
-	require.Less(b.t, apart(b.read(y), want), 8e-3)
+	if epi != ascendrt.EpilogueAdd {
+		require.Less(b.t, apart(b.read(y), want), 8e-3)
+		return
+	}
+	got := b.read(y)
+	require.Less(b.t, apart(got, want), 1e-4, "nothing is rounded to the storage type")
+	if n <= ascendrt.NearRows {
+		for i := range got {
+			got[i] = widen(narrow(got[i]))
+		}
+		require.Equal(b.t, got, b.read(near))
+	}
 }
 
 // heads is a paged cache with known keys and values.
@@ -448,12 +494,23 @@ func TestFusedPickAndEmbedding(t *testing.T) {
 	require.Equal(t, []float64{-5, 9999, 7, 0}, b.read(cells))
 
 	table := b.normal(100*64, 1)
-	e := b.poisoned(ascendrt.BFloat16, 4, 64)
-	b.run(ascendrt.OpFeedEmbedding, 4, ascendrt.FeedAttr{Vocab: 100, Hidden: 64},
-		b.ints([]int32{3, 4, 99, -1}), b.ints([]int32{0, 2, 0, 0}), b.ints([]int32{0, 1, 42}), b.halves(table, 100, 64), e)
-	got := b.read(e)
-	for i, id := range []int{3, 42, 99} {
-		require.Equal(t, table[id*64:id*64+64], got[i*64:i*64+64], fmt.Sprint(id))
+	for _, n := range []int{4, ascendrt.NearRows, ascendrt.NearRows + 1} {
+		ids, feed := make([]int32, n), make([]int32, n)
+		copy(ids, []int32{3, 4, 99, -1})
+		feed[1] = 2
+		e, near := b.poisoned(ascendrt.Float32, n, 64), b.poisoned(ascendrt.BFloat16, min(n, ascendrt.NearRows), 64)
+		b.run(ascendrt.OpFeedEmbedding, n, ascendrt.FeedAttr{Vocab: 100, Hidden: 64},
+			b.ints(ids), b.ints(feed), b.ints([]int32{0, 1, 42}), b.halves(table, 100, 64), e, near)
+		got := b.read(e)
+		for i, id := range []int{3, 42, 99} {
+			require.Equal(t, table[id*64:id*64+64], got[i*64:i*64+64], fmt.Sprint(id))
+		}
+		require.Equal(t, make([]float64, 64), got[3*64:4*64])
+		for i := 4; i < n; i++ {
+			require.Equal(t, table[:64], got[i*64:i*64+64])
+		}
+		if n <= ascendrt.NearRows {
+			require.Equal(t, got, b.read(near))
+		}
 	}
-	require.Equal(t, make([]float64, 64), got[3*64:])
 }

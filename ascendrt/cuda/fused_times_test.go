@@ -60,7 +60,8 @@ func TestFusedTimes(t *testing.T) {
 	gain, headGain := noise(hidden), noise(d)
 	ropes := b.floats(ascendrt.RopeTable(2048, d, 1e6), 2048, d)
 	for _, n := range sizes {
-		h, qkv, att, mid := noise(n, hidden), noise(n, (hq+2*hk)*d), noise(n, hq*d), noise(n, ffn)
+		h, near := room(ascendrt.Float32, n, hidden), noise(min(n, ascendrt.NearRows), hidden)
+		qkv, att, mid := noise(n, (hq+2*hk)*d), noise(n, hq*d), noise(n, ffn)
 		pos, slots, starts, lens, table := make([]int32, n), make([]int32, n), make([]int32, n+1), make([]int32, n), make([]int32, n*per)
 		for i := range n {
 			pos[i], starts[i+1], lens[i] = context-1, int32(i+1), context
@@ -78,14 +79,14 @@ func TestFusedTimes(t *testing.T) {
 		}
 		type T = []ascendrt.Tensor
 		calls := []call{
-			{"qkv", ascendrt.OpLinear, ascendrt.LinearAttr{In: hidden, Out: (hq + 2*hk) * d, Norm: true, Eps: 1e-6}, func(l int) T { return T{h, gain, qkvW[l], qkv} }},
+			{"qkv", ascendrt.OpLinear, ascendrt.LinearAttr{In: hidden, Out: (hq + 2*hk) * d, Norm: true, Eps: 1e-6}, func(l int) T { return T{h, near, gain, qkvW[l], qkv} }},
 			{"rotate", ascendrt.OpRotateWrite, ascendrt.RotateAttr{Heads: hq, KVHeads: hk, HeadDim: d, BlockSize: bs, MaxPosition: 2048, Norm: true, Eps: 1e-6},
 				func(l int) T { return T{qkv, headGain, headGain, tp, ropes, tslots, kc[l], vc[l]} }},
 			{"attention", ascendrt.OpAttention, ascendrt.AttentionAttr{Heads: hq, KVHeads: hk, HeadDim: d, BlockSize: bs, Order: ascendrt.SumFree, MaxQuery: 1},
 				func(l int) T { return T{qkv.Columns(0, hq*d), kc[l], vc[l], ttable, tstarts, tlens, att} }},
-			{"out", ascendrt.OpLinear, ascendrt.LinearAttr{In: hq * d, Out: hidden, Epilogue: ascendrt.EpilogueAdd}, func(l int) T { return T{att, outW[l], h} }},
-			{"ffn", ascendrt.OpLinear, ascendrt.LinearAttr{In: hidden, Out: ffn, Norm: true, Eps: 1e-6, Epilogue: ascendrt.EpilogueSwiGLU}, func(l int) T { return T{h, gain, ffnW[l], mid} }},
-			{"down", ascendrt.OpLinear, ascendrt.LinearAttr{In: ffn, Out: hidden, Epilogue: ascendrt.EpilogueAdd}, func(l int) T { return T{mid, downW[l], h} }},
+			{"out", ascendrt.OpLinear, ascendrt.LinearAttr{In: hq * d, Out: hidden, Epilogue: ascendrt.EpilogueAdd}, func(l int) T { return T{att, outW[l], h, near} }},
+			{"ffn", ascendrt.OpLinear, ascendrt.LinearAttr{In: hidden, Out: ffn, Norm: true, Eps: 1e-6, Epilogue: ascendrt.EpilogueSwiGLU}, func(l int) T { return T{h, near, gain, ffnW[l], mid} }},
+			{"down", ascendrt.OpLinear, ascendrt.LinearAttr{In: ffn, Out: hidden, Epilogue: ascendrt.EpilogueAdd}, func(l int) T { return T{mid, downW[l], h, near} }},
 		}
 		var ops []ascendrt.Op
 		ws := 0

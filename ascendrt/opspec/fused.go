@@ -27,41 +27,55 @@ func linear(s *Signature) error {
 	if a.Epilogue > ascendrt.EpilogueFloat || a.Norm && !(a.Eps >= 0) {
 		return errors.New("unknown epilogue, or Eps is negative")
 	}
-	t, out, use, wrows := s.Spec.Type, s.Spec.Type, Writes, a.Out
+	t, wrows := s.Spec.Type, a.Out
+	x, y := Param{"x", t, 2, a.In, Reads}, Param{"y", t, 2, a.Out, Writes}
 	switch a.Epilogue {
 	case ascendrt.EpilogueAdd:
-		use = Updates
+		y.Type, y.Use = ascendrt.Float32, Updates
 	case ascendrt.EpilogueSwiGLU:
 		wrows *= 2
 	case ascendrt.EpilogueFloat:
-		out = ascendrt.Float32
+		y.Type = ascendrt.Float32
 	}
-	s.Params = []Param{{"x", t, 2, a.In, Reads}}
-	gain, w, rows, y := -1, 1, -1, 2
+	put := func(p Param) int {
+		s.Params = append(s.Params, p)
+		return len(s.Params) - 1
+	}
+	gain, rows := -1, -1
 	if a.Norm {
-		s.Params = append(s.Params, Param{"gain", t, 1, -1, Reads})
-		gain, w, y = 1, 2, 3
+		x.Type = ascendrt.Float32
+		put(x)
+		put(Param{"near", t, 2, a.In, Reads})
+		gain = put(Param{"gain", t, 1, -1, Reads})
+	} else {
+		put(x)
 	}
-	s.Params = append(s.Params, Param{"w", t, 2, a.In, Reads})
+	w := put(Param{"w", t, 2, a.In, Reads})
 	if a.Rows {
-		s.Params = append(s.Params, Param{"rows", ints, 1, -1, Reads})
-		rows = y
-		y++
+		rows = put(Param{"rows", ints, 1, -1, Reads})
 	}
-	s.Params = append(s.Params, Param{"y", out, 2, a.Out, use})
+	at := put(y)
+	if a.Epilogue == ascendrt.EpilogueAdd {
+		put(Param{"near", t, 2, a.Out, Writes})
+	}
 	s.check = func(x []ascendrt.Tensor) error {
 		switch {
 		case gain >= 0 && x[gain].Rows() != a.In:
 			return errors.New("gain does not have In elements")
+		case gain >= 0 && x[1].Rows() != nearRows(x[0]), at+1 < len(x) && x[at+1].Rows() != nearRows(x[at]):
+			return errors.New("near does not have a row per row of the stream up to NearRows")
 		case x[w].Rows() != wrows:
 			return errors.New("w does not have a row per output")
 		case rows >= 0:
-			return s.SameRows(x, y, rows)
+			return s.SameRows(x, at, rows)
 		}
-		return s.SameRows(x, y, 0)
+		return s.SameRows(x, at, 0)
 	}
 	return nil
 }
+
+// nearRows is the number of rows of a residual stream that is kept rounded too.
+func nearRows(x ascendrt.Tensor) int { return min(x.Rows(), ascendrt.NearRows) }
 
 func rotateWrite(s *Signature) error {
 	a, err := Attr(s.Spec, func(a ascendrt.RotateAttr) []int {
@@ -101,10 +115,13 @@ func feedEmbedding(s *Signature) error {
 	a, err := Attr(s.Spec, func(a ascendrt.FeedAttr) []int { return []int{a.Vocab, a.Hidden} })
 	t := s.Spec.Type
 	s.Params = []Param{{"ids", ints, 1, -1, Reads}, {"feed", ints, 1, -1, Reads}, {"cells", ints, 1, -1, Reads},
-		{"table", t, 2, a.Hidden, Reads}, {"y", t, 2, a.Hidden, Writes}}
+		{"table", t, 2, a.Hidden, Reads}, {"y", ascendrt.Float32, 2, a.Hidden, Writes}, {"near", t, 2, a.Hidden, Writes}}
 	s.check = func(x []ascendrt.Tensor) error {
 		if x[3].Rows() != a.Vocab {
 			return errors.New("the table does not have one row per token of the vocabulary")
+		}
+		if x[5].Rows() != nearRows(x[4]) {
+			return errors.New("near does not have a row per row of the stream up to NearRows")
 		}
 		return s.SameRows(x, 4, 0, 1)
 	}

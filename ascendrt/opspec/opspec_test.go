@@ -174,3 +174,34 @@ func TestUseNames(t *testing.T) {
 		require.Equal(t, name, u.String())
 	}
 }
+
+// A residual stream is binary32, and rounded too up to NearRows rows.
+func TestResidualStreams(t *testing.T) {
+	const n, few = ascendrt.NearRows + 8, ascendrt.NearRows
+	i := ascendrt.Int32
+	for _, c := range []struct {
+		kind         ascendrt.OpKind
+		attr         any
+		stream, near int
+		args         []ascendrt.Tensor
+	}{
+		{ascendrt.OpLinear, ascendrt.LinearAttr{In: 8, Out: 16, Norm: true}, 0, 1, place(shape(f32, n, 8), shape(bf16, few, 8), shape(bf16, 8), shape(bf16, 16, 8), shape(bf16, n, 16))},
+		{ascendrt.OpLinear, ascendrt.LinearAttr{In: 8, Out: 16, Norm: true, Rows: true, Epilogue: ascendrt.EpilogueFloat}, 0, 1,
+			place(shape(f32, n, 8), shape(bf16, few, 8), shape(bf16, 8), shape(bf16, 16, 8), shape(i, 3), shape(f32, 3, 16))},
+		{ascendrt.OpLinear, ascendrt.LinearAttr{In: 8, Out: 16, Epilogue: ascendrt.EpilogueAdd}, 2, 3, place(shape(bf16, n, 8), shape(bf16, 16, 8), shape(f32, n, 16), shape(bf16, few, 16))},
+		{ascendrt.OpFeedEmbedding, ascendrt.FeedAttr{Vocab: 9, Hidden: 8}, 4, 5, place(shape(i, n), shape(i, n), shape(i, 2), shape(bf16, 9, 8), shape(f32, n, 8), shape(bf16, few, 8))},
+	} {
+		s, err := Describe(ascendrt.OpSpec{Kind: c.kind, Type: bf16, Attr: c.attr})
+		require.NoError(t, err)
+		require.NoError(t, s.Check(c.args), "%v %+v", c.kind, c.attr)
+		with := func(i int, x ascendrt.Tensor) error {
+			args := append([]ascendrt.Tensor(nil), c.args...)
+			args[i] = place(x)[0]
+			return s.Check(args)
+		}
+		width := c.args[c.near].RowLen()
+		require.ErrorContains(t, with(c.stream, shape(bf16, n, width)), "the type is bfloat16, not float32")
+		require.ErrorContains(t, with(c.near, shape(bf16, n, width)), "near does not have a row per row of the stream up to NearRows")
+		require.ErrorContains(t, with(c.near, shape(bf16, 1, width)), "near does not have a row")
+	}
+}

@@ -2,8 +2,8 @@
 #ifdef LINEAR
 #undef LINEAR // names the group
 #define LINEAR1(NAME, MT, NT, HALF, NORM, EPI, CL, BLOCKS) \
-KERNEL __cluster_dims__(CL, 1, 1) __launch_bounds__(288, BLOCKS) NAME(const u16* x, i64 xs, const u16* gain, const u16* w, const int* rows, u16* y, i64 ys, i64 n, i64 k, i64 m, i64 eps, i64 stages) { \
-	linear<MT, NT, HALF, NORM, EPI, CL>(x, xs, gain, w, rows, y, ys, (int)n, (int)k, (int)m, __uint_as_float((u32)eps), (int)stages); }
+KERNEL __cluster_dims__(CL, 1, 1) __launch_bounds__(288, BLOCKS) NAME(const u16* x, i64 xs, const u16* gain, const u16* w, const int* rows, u16* y, i64 ys, float* sum, i64 sums, i64 n, i64 k, i64 m, i64 eps, i64 stages) { \
+	linear<MT, NT, HALF, NORM, EPI, CL>(x, xs, gain, w, rows, y, ys, sum, sums, (int)n, (int)k, (int)m, __uint_as_float((u32)eps), (int)stages); }
 #define LINEAR(NAME, NT, NORM, EPI) \
 LINEAR1(linear_8_##NAME##NT, 1, NT, true, NORM, EPI, 1, 2) \
 LINEAR1(linear_16_##NAME##NT, 1, NT, false, NORM, EPI, 1, 2) \
@@ -19,17 +19,18 @@ LINEAR(norm_swiglu, 6, true, SWIGLU)
 LINEAR(norm_float, 4, true, FLOAT)
 LINEAR1(linear_32_store2, 2, 2, false, false, STORE, 2, 1)
 LINEAR1(linear_32_add2, 2, 2, false, false, ADD, 2, 1)
-KERNEL __launch_bounds__(256) norm_rows_fast(const u16* x, i64 xs, const u16* gain, const int* rows, u16* y, i64 ys, i64 k, i64 eps) {
+KERNEL __launch_bounds__(256) norm_rows_fast(const float* x, i64 xs, const u16* gain, const int* rows, u16* y, i64 ys, i64 k, i64 eps) {
 	norm_rows(x, xs, gain, rows, y, ys, (int)k, __uint_as_float((u32)eps)); }
 KERNEL __launch_bounds__(256) gate_rows_fast(const u16* x, i64 xs, u16* y, i64 ys, i64 f) { gate_rows(x, xs, y, ys, (int)f); }
-KERNEL __launch_bounds__(256) embed_fast(const int* ids, const int* feed, const int* cells, const u16* table, i64 vocab, u16* y, i64 ys, i64 h) {
-	embed_rows(ids, feed, cells, table, vocab, y, ys, (int)h); }
+KERNEL __launch_bounds__(256) embed_fast(const int* ids, const int* feed, const int* cells, const u16* table, i64 vocab, float* y, i64 ys, u16* near, i64 ns, i64 h) {
+	embed_rows(ids, feed, cells, table, vocab, y, ys, near, ns, (int)h); }
 KERNEL __launch_bounds__(256) rotate_write_fast(u16* qkv, i64 s, const u16* qw, const u16* kw, const int* positions, const float* table, i64 pn,
 	const int* slots, u16* kc, i64 kcs, u16* vc, i64 vcs, i64 blocks, i64 heads, i64 kvheads, i64 d, i64 bs, i64 eps) {
 	rotate_write(qkv, s, qw, kw, positions, table, pn, slots, kc, kcs, vc, vcs, blocks, (int)heads, (int)kvheads, (int)d, (int)bs, __uint_as_float((u32)eps)); }
 KERNEL __cluster_dims__(8, 1, 1) __launch_bounds__(1024) pick_fast(const float* x, i64 xs, i64 n, int* y, const int* keep, int* cells) {
 	pick(x, xs, (int)n, y, keep, cells); }
 KERNEL noise_fast(u16* y, i64 n, i64 seed, i64 factor) { noise(y, n, (u64)seed, __uint_as_float((u32)factor)); }
+KERNEL __launch_bounds__(256) near_rows_fast(const float* x, i64 xs, const int* rows, u16* y, i64 ys, i64 k) { near_rows(x, xs, rows, y, ys, (int)k); }
 KERNEL __launch_bounds__(256) take_rows_fast(const u16* x, i64 xs, const int* rows, u16* y, i64 ys, i64 k) {
 	go();
 	await();

@@ -6,9 +6,10 @@
 // columns of B; a lane's 16 bytes of a row stand for the k that the instruction
 // expects in 4 places, which is right as long as x and w agree. CL blocks of a
 // cluster share K; the first one sums up. With SWIGLU the first half of a tile
-// are gate rows, the rest up rows.
+// are gate rows, the rest up rows. With ADD the sums are added to those of sum, and
+// y takes them rounded.
 template<int MT, int NT, bool HALF, bool NORM, int EPI, int CL>
-__device__ __forceinline__ void linear(const u16* x, i64 xs, const u16* gain, const u16* w, const int* rows, u16* y, i64 ys, int n, int k, int m, float eps, int stages) {
+__device__ __forceinline__ void linear(const u16* x, i64 xs, const u16* gain, const u16* w, const int* rows, u16* y, i64 ys, float* sum, i64 sums, int n, int k, int m, float eps, int stages) {
 	constexpr int OUT = EPI == SWIGLU ? NT / 2 : NT, W = 8, KS = 2, KC = KS * 32 * W, R = NT * 8, PITCH = KC + 32, H = HALF ? 1 : 2;
 	constexpr int ROWS = HALF ? 8 : MT * 16, COLS = NT * 8, CHAINS = NT == 1 ? 2 : 1;
 	float (*part)[ROWS][COLS + 1] = (float(*)[ROWS][COLS + 1])(pool + stages * R * PITCH * 2); // [W]
@@ -62,10 +63,10 @@ __device__ __forceinline__ void linear(const u16* x, i64 xs, const u16* gain, co
 		v4 in[AHEAD][KS][MT][H];
 		bool first = true;
 		int slot = 0, round = 0;
-		u16 early = 0; // what a thread's first output is added to
+		float early = 0.0f; // what a thread's first output is added to
 		if (EPI == ADD && CL == 1 && threadIdx.x < ROWS * OUT * 8) {
 			int tok = threadIdx.x / (OUT * 8), out = blockIdx.x * OUT * 8 + threadIdx.x % (OUT * 8);
-			if (tok < n && out < m) early = y[tok * ys + out];
+			if (tok < n && out < m) early = sum[tok * sums + out];
 		}
 		for (int tile = blockIdx.x / CL; tile < tiles; tile += stride) {
 			float acc[CHAINS][MT][NT][4];
@@ -167,7 +168,7 @@ __device__ __forceinline__ void linear(const u16* x, i64 xs, const u16* gain, co
 				int tok = e / (OUT * 8), c = e % (OUT * 8), out = tile * OUT * 8 + c;
 				if (tok >= n || out >= m) continue;
 				float v = 0.0f, up = 0.0f, inv = 1.0f, old = 0.0f;
-				if (EPI == ADD) old = one(e < 256 && tile == (int)blockIdx.x ? early : y[tok * ys + out]);
+				if (EPI == ADD) old = e < 256 && tile == (int)blockIdx.x ? early : sum[tok * sums + out];
 #pragma unroll
 				for (int s = 0; s < W; s++) v += part[s][tok][c];
 				if (EPI == SWIGLU)
@@ -181,8 +182,8 @@ __device__ __forceinline__ void linear(const u16* x, i64 xs, const u16* gain, co
 					v *= inv;
 				}
 				if (EPI == FLOAT) ((float*)y)[tok * ys + out] = v;
-				if (EPI == STORE) y[tok * ys + out] = narrow(v);
-				if (EPI == ADD) y[tok * ys + out] = narrow(v + old);
+				if (EPI == ADD) v += old, sum[tok * sums + out] = v;
+				if (EPI == STORE || EPI == ADD) y[tok * ys + out] = narrow(v);
 				if (EPI == SWIGLU) {
 					up *= inv;
 					y[tok * ys + out] = narrow(v / (1.0f + __expf(-v)) * up);
@@ -202,7 +203,7 @@ __device__ __forceinline__ void linear(const u16* x, i64 xs, const u16* gain, co
 			float v = 0.0f;
 #pragma unroll
 			for (int s = 0; s < CL; s++) v += joined[s][tok][c];
-			if (EPI == ADD) v += one(y[tok * ys + out]);
+			if (EPI == ADD) v += sum[tok * sums + out], sum[tok * sums + out] = v;
 			y[tok * ys + out] = narrow(v);
 		}
 	}

@@ -1,5 +1,5 @@
 // Normalises rows of x into y; rows picks them, or is null.
-__device__ void norm_rows(const u16* x, i64 xs, const u16* gain, const int* rows, u16* y, i64 ys, int k, float eps) {
+__device__ void norm_rows(const float* x, i64 xs, const u16* gain, const int* rows, u16* y, i64 ys, int k, float eps) {
 	__shared__ float sums[32];
 	go();
 	await();
@@ -12,9 +12,9 @@ __device__ void norm_rows(const u16* x, i64 xs, const u16* gain, const int* rows
 	x += r * xs;
 	float s = 0.0f;
 	for (int i = threadIdx.x * 8; i < k; i += blockDim.x * 8) {
-		v4 v = ld16(x + i);
-		s += lo(v.x) * lo(v.x) + hi(v.x) * hi(v.x) + lo(v.y) * lo(v.y) + hi(v.y) * hi(v.y);
-		s += lo(v.z) * lo(v.z) + hi(v.z) * hi(v.z) + lo(v.w) * lo(v.w) + hi(v.w) * hi(v.w);
+		float4 a = *(const float4*)(x + i), b = *(const float4*)(x + i + 4);
+		s += a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w;
+		s += b.x * b.x + b.y * b.y + b.z * b.z + b.w * b.w;
 	}
 	s = warp_sum(s);
 	if (threadIdx.x % 32 == 0) sums[warp] = s;
@@ -23,9 +23,10 @@ __device__ void norm_rows(const u16* x, i64 xs, const u16* gain, const int* rows
 	for (int i = 0; i < (int)blockDim.x / 32; i++) s += sums[i];
 	float f = rsqrtf(s / (float)k + eps);
 	for (int i = threadIdx.x * 8; i < k; i += blockDim.x * 8) {
-		v4 v = ld16(x + i), g = ld16(gain + i), o;
-		o.x = pack(lo(v.x) * f * lo(g.x), hi(v.x) * f * hi(g.x)), o.y = pack(lo(v.y) * f * lo(g.y), hi(v.y) * f * hi(g.y));
-		o.z = pack(lo(v.z) * f * lo(g.z), hi(v.z) * f * hi(g.z)), o.w = pack(lo(v.w) * f * lo(g.w), hi(v.w) * f * hi(g.w));
+		float4 a = *(const float4*)(x + i), b = *(const float4*)(x + i + 4);
+		v4 g = ld16(gain + i), o;
+		o.x = pack(a.x * f * lo(g.x), a.y * f * hi(g.x)), o.y = pack(a.z * f * lo(g.y), a.w * f * hi(g.y));
+		o.z = pack(b.x * f * lo(g.z), b.y * f * hi(g.z)), o.w = pack(b.z * f * lo(g.w), b.w * f * hi(g.w));
 		*(v4*)(y + i) = o;
 	}
 }
@@ -45,14 +46,32 @@ __device__ void gate_rows(const u16* x, i64 xs, u16* y, i64 ys, int f) {
 	*(v4*)(y + blockIdx.y * ys + i) = v4{ gated(g.x, u.x), gated(g.y, u.y), gated(g.z, u.z), gated(g.w, u.w) };
 }
 
-// The rows of an embedding; an id comes from a cell where feed names one.
-__device__ void embed_rows(const int* ids, const int* feed, const int* cells, const u16* table, i64 vocab, u16* y, i64 ys, int h) {
+// Rows of x, rounded; rows picks them, or is null.
+__device__ void near_rows(const float* x, i64 xs, const int* rows, u16* y, i64 ys, int k) {
+	go();
+	await();
+	int r = rows ? rows[blockIdx.x] : (int)blockIdx.x;
+	for (int i = threadIdx.x * 8; i < k; i += blockDim.x * 8) {
+		float4 a = { 0.0f, 0.0f, 0.0f, 0.0f }, b = a;
+		if (r >= 0) a = *(const float4*)(x + r * xs + i), b = *(const float4*)(x + r * xs + i + 4);
+		*(v4*)(y + blockIdx.x * ys + i) = v4{ pack(a.x, a.y), pack(a.z, a.w), pack(b.x, b.y), pack(b.z, b.w) };
+	}
+}
+
+// The rows of an embedding, widened, and as they are where near is not null; an id
+// comes from a cell where feed names one.
+__device__ void embed_rows(const int* ids, const int* feed, const int* cells, const u16* table, i64 vocab, float* y, i64 ys, u16* near, i64 ns, int h) {
 	go();
 	await();
 	int cell = feed[blockIdx.x], id = cell > 0 ? cells[cell] : ids[blockIdx.x];
 	if (id >= vocab) id = 0;
-	for (int i = threadIdx.x * 8; i < h; i += blockDim.x * 8)
-		*(v4*)(y + blockIdx.x * ys + i) = id < 0 ? v4{ 0, 0, 0, 0 } : ld16(table + id * (i64)h + i);
+	for (int i = threadIdx.x * 8; i < h; i += blockDim.x * 8) {
+		v4 v = id < 0 ? v4{ 0, 0, 0, 0 } : ld16(table + id * (i64)h + i);
+		float* to = y + blockIdx.x * ys + i;
+		*(float4*)to = float4{ lo(v.x), hi(v.x), lo(v.y), hi(v.y) };
+		*(float4*)(to + 4) = float4{ lo(v.z), hi(v.z), lo(v.w), hi(v.w) };
+		if (near) *(v4*)(near + blockIdx.x * ns + i) = v;
+	}
 }
 
 // One warp per head of one token: normalises (where a gain is given) and rotates

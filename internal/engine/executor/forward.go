@@ -8,7 +8,8 @@ import (
 // activations are the buffers between the operations of a step, sized for the
 // largest one. t is tokens, p places whose logits are computed.
 type activations struct {
-	hidden   ascendrt.Tensor // [t,H] the residual stream
+	hidden   ascendrt.Tensor // [t,H] the residual stream, binary32 with fused operations
+	near     ascendrt.Tensor // [min(t,NearRows),H] the same rounded, with fused operations alone
 	x        ascendrt.Tensor // [t,H] normalised
 	qkv      ascendrt.Tensor // [t,Q+2KV] queries, keys and values side by side
 	attended ascendrt.Tensor // [t,Q]
@@ -28,17 +29,19 @@ func (e *Executor) allocActivations() (activations, error) {
 		dst         *ascendrt.Tensor
 		rows, width int
 	}{
-		{&a.hidden, t, c.Hidden}, {&a.x, t, c.Hidden}, {&a.qkv, t, c.QWidth() + 2*c.KVWidth()}, {&a.attended, t, c.QWidth()},
+		{&a.hidden, t, c.Hidden}, {&a.near, min(t, ascendrt.NearRows), c.Hidden}, {&a.x, t, c.Hidden}, {&a.qkv, t, c.QWidth() + 2*c.KVWidth()}, {&a.attended, t, c.QWidth()},
 		{&a.y, t, c.Hidden}, {&a.gateUp, t, 2 * c.FFN}, {&a.ffn, t, c.FFN}, {&a.last, r, c.Hidden}, {&a.logits, r, c.Vocab},
 	} {
 		typ := e.c.Type
 		if e.ops.fused != nil {
 			switch x.dst {
-			case &a.logits:
+			case &a.hidden, &a.logits:
 				typ = ascendrt.Float32
 			case &a.x, &a.y, &a.gateUp, &a.last:
 				continue // fused operations keep these to themselves
 			}
+		} else if x.dst == &a.near {
+			continue
 		}
 		if e.c.sparse() && (x.dst == &a.gateUp || x.dst == &a.ffn) {
 			continue

@@ -57,15 +57,20 @@ func (e *Executor) planFused() (ops, error) {
 	return o, nil
 }
 
+// residual is the stream of t tokens, and the same rounded.
+func (e *Executor) residual(t int) (h, near ascendrt.Tensor) {
+	return e.act.hidden.First(t), e.act.near.First(min(t, ascendrt.NearRows))
+}
+
 // recordFused writes one pass with fused operations.
 func (e *Executor) recordFused(r *replay.Pass) error {
 	f, a, s, t := e.ops.fused, &e.act, e.static, r.Shape().Tokens
 	op := func(o ascendrt.Op, args ...ascendrt.Tensor) { r.Commands().Op(o, r.Workspace(), args...) }
-	h := a.hidden.First(t)
-	op(f.embed, s.IDs.First(t), s.StateOut.First(t), e.cells, e.w.embed, h)
+	h, near := e.residual(t)
+	op(f.embed, s.IDs.First(t), s.StateOut.First(t), e.cells, e.w.embed, h, near)
 	for l := range e.w.layers {
 		w, kv := &e.w.layers[l], &e.kv[l]
-		op(f.qkv, h, w.inNorm, w.qkv, a.qkv.First(t))
+		op(f.qkv, h, near, w.inNorm, w.qkv, a.qkv.First(t))
 		if e.c.Model.HeadNorm {
 			op(f.rotate, a.qkv.First(t), w.qNorm, w.kNorm, s.Positions.First(t), e.w.rope, s.Slots.First(t), kv.k, kv.v)
 		} else {
@@ -74,9 +79,9 @@ func (e *Executor) recordFused(r *replay.Pass) error {
 		if err := r.Break(func(r *replay.Pass) error { return attend(e, r, l, t) }); err != nil {
 			return err
 		}
-		op(f.out, a.attended.First(t), w.out, h)
-		op(f.ffn, h, w.postNorm, w.gateUp, a.ffn.First(t))
-		op(f.down, a.ffn.First(t), w.down, h)
+		op(f.out, a.attended.First(t), w.out, h, near)
+		op(f.ffn, h, near, w.postNorm, w.gateUp, a.ffn.First(t))
+		op(f.down, a.ffn.First(t), w.down, h, near)
 	}
 	return r.Break(func(r *replay.Pass) error { return sample(e, r, t) })
 }
@@ -88,7 +93,8 @@ func (e *Executor) sampleFused(p *replay.Pass, t int) error {
 	rows, cells := e.sampled(r)
 	logits := e.act.logits.First(r)
 	op := func(o ascendrt.Op, args ...ascendrt.Tensor) { p.Commands().Op(o, p.Workspace(), args...) }
-	op(f.head, e.act.hidden.First(t), e.w.norm, e.w.head, rows, logits)
+	h, near := e.residual(t)
+	op(f.head, h, near, e.w.norm, e.w.head, rows, logits)
 	op(f.pick, logits, cells, e.cells, vector(p.Result(), r))
 	return nil
 }

@@ -124,7 +124,7 @@ func (e *Executor) scorePiece(ctx context.Context, part []scored) error {
 	c.Copy(rows.View, s.rows.Slice(0, 4*n))
 	op := func(o ascendrt.Op, args ...ascendrt.Tensor) { c.Op(o, e.set.Workspace(), args...) }
 	if f := e.ops.fused; f != nil {
-		op(f.head, e.act.hidden, e.w.norm, e.w.head, rows, logits)
+		op(f.head, e.act.hidden, e.act.near, e.w.norm, e.w.head, rows, logits)
 	} else {
 		last := e.act.last.First(n)
 		op(e.ops.gather, e.act.x, rows, last)
