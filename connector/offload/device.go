@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,6 +40,19 @@ func (w Way) String() string {
 		return ways[w]
 	}
 	return fmt.Sprintf("Way(%d)", uint8(w))
+}
+
+// ParseWay reads the name of a way; empty is Auto.
+func ParseWay(s string) (Way, error) {
+	if s == "" {
+		return Auto, nil
+	}
+	for i, name := range ways {
+		if s == name {
+			return Way(i), nil
+		}
+	}
+	return Auto, fmt.Errorf("offload: %q is no way to copy; there are %s", s, strings.Join(ways[:], ", "))
 }
 
 // DeviceOptions are choices about the copies. Zero values are the defaults.
@@ -108,12 +122,7 @@ var _ Mover = (*DeviceMover)(nil)
 // computed what is saved, and must wait for what is loaded; both follow from
 // the contract: only KV of applied steps is saved, and no step reads a load
 // before it was received.
-func NewDeviceMover(dev ascendrt.Device, regions []ascendrt.Buffer) (*DeviceMover, error) {
-	return NewDeviceMoverWith(dev, regions, DeviceOptions{})
-}
-
-// NewDeviceMoverWith is NewDeviceMover with choices about the copies.
-func NewDeviceMoverWith(dev ascendrt.Device, regions []ascendrt.Buffer, o DeviceOptions) (*DeviceMover, error) {
+func NewDeviceMover(dev ascendrt.Device, regions []ascendrt.Buffer, o DeviceOptions) (*DeviceMover, error) {
 	if o.Way > Pieces {
 		return nil, fmt.Errorf("offload: %v is no way to copy", o.Way)
 	}

@@ -33,7 +33,7 @@ func TestDeviceMover(t *testing.T) {
 		}
 		require.NoError(t, ascendrt.Upload(ctx, dev, stream, b.View(), data))
 	}
-	m, err := NewDeviceMover(dev, bufs)
+	m, err := NewDeviceMover(dev, bufs, DeviceOptions{})
 	require.NoError(t, err)
 	w, err := NewWorker(WorkerConfig{Slots: 4, Mover: m})
 	require.NoError(t, err)

@@ -140,7 +140,7 @@ func TestWays(t *testing.T) {
 		for way := range Way(len(ways)) {
 			t.Run(fmt.Sprintf("%s/%v", name, way), func(t *testing.T) {
 				b.t = t
-				m, err := NewDeviceMoverWith(b.dev, b.bufs, DeviceOptions{Way: way, Stage: 200 << 10})
+				m, err := NewDeviceMover(b.dev, b.bufs, DeviceOptions{Way: way, Stage: 200 << 10})
 				require.NoError(t, err)
 				require.Equal(t, way == Auto || way == Staged || way == Pieces, len(m.lanes[0].stages) == 3)
 				host, err := m.Alloc(benchBlocks * 40 << 10)
@@ -179,7 +179,7 @@ func TestStages(t *testing.T) {
 	} {
 		for _, way := range []Way{Staged, Pieces} {
 			o.Way, o.Stage = way, max(o.Stage, 30<<10)
-			m, err := NewDeviceMoverWith(b.dev, b.bufs, o)
+			m, err := NewDeviceMover(b.dev, b.bufs, o)
 			require.NoError(t, err)
 			for i := range m.lanes {
 				require.Len(t, m.lanes[i].stages, o.Stages)
@@ -232,7 +232,7 @@ func TestWaysRefuse(t *testing.T) {
 	pieces := slices.Repeat([]int{4 << 10}, 8)
 	b := newMoverBench(t, pieces)
 	for way := range Way(len(ways)) {
-		m, err := NewDeviceMoverWith(b.dev, b.bufs, DeviceOptions{Way: way, Stage: 128 << 10}) // four blocks
+		m, err := NewDeviceMover(b.dev, b.bufs, DeviceOptions{Way: way, Stage: 128 << 10}) // four blocks
 		require.NoError(t, err)
 		host, err := m.Alloc(benchBlocks * 32 << 10)
 		require.NoError(t, err)
@@ -270,7 +270,7 @@ func TestWaysRefuse(t *testing.T) {
 		b.check(m, host, good())
 		require.NoError(t, m.Close())
 	}
-	_, err := NewDeviceMoverWith(b.dev, b.bufs, DeviceOptions{Way: 9})
+	_, err := NewDeviceMover(b.dev, b.bufs, DeviceOptions{Way: 9})
 	require.ErrorContains(t, err, "Way(9)")
 	require.Zero(t, b.dev.Live().HostBuffers)
 }
@@ -280,7 +280,7 @@ func TestWaysAtOnce(t *testing.T) {
 	pieces := slices.Repeat([]int{2 << 10}, 6)
 	b := newMoverBench(t, pieces)
 	for way := range Way(len(ways)) {
-		m, err := NewDeviceMoverWith(b.dev, b.bufs, DeviceOptions{Way: way, Stage: 24 << 10})
+		m, err := NewDeviceMover(b.dev, b.bufs, DeviceOptions{Way: way, Stage: 24 << 10})
 		require.NoError(t, err)
 		host, err := m.Alloc(benchBlocks * 12 << 10)
 		require.NoError(t, err)
@@ -310,7 +310,7 @@ func TestWaysAtOnce(t *testing.T) {
 func TestUrgentCopies(t *testing.T) {
 	pieces := slices.Repeat([]int{2 << 10}, 6)
 	b := newMoverBench(t, pieces)
-	m, err := NewDeviceMoverWith(b.dev, b.bufs, DeviceOptions{Stage: 24 << 10})
+	m, err := NewDeviceMover(b.dev, b.bufs, DeviceOptions{Stage: 24 << 10})
 	require.NoError(t, err)
 	host, err := m.Alloc(benchBlocks * 12 << 10)
 	require.NoError(t, err)
@@ -344,7 +344,7 @@ func TestWaysAllocations(t *testing.T) {
 	pieces := slices.Repeat([]int{256}, 48)
 	b := newMoverBench(t, pieces)
 	for _, way := range []Way{Staged, Direct, Engine} {
-		m, err := NewDeviceMoverWith(b.dev, b.bufs, DeviceOptions{Way: way})
+		m, err := NewDeviceMover(b.dev, b.bufs, DeviceOptions{Way: way})
 		require.NoError(t, err)
 		_, err = m.Alloc(benchBlocks * 12 << 10)
 		require.NoError(t, err)

@@ -103,7 +103,7 @@ func TestTransferConfigs(t *testing.T) {
 		return k, Config{KVTransfer: k}.Validate()
 	}
 	k, err := read(`{"kv_connector":"MultiConnector","kv_role":"kv_consumer","kv_ip":"10.0.0.1","kv_port":9000,"kv_connector_extra_config":{"connectors":[
-		{"kv_connector":"PreemptOffloadConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1000,"enable_offload_prefix_caching":true,"file_path":"/x","file_bytes":5}},
+		{"kv_connector":"PreemptOffloadConnector","kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use":1000,"enable_offload_prefix_caching":true,"file_path":"/x","file_bytes":5,"device_copies":"engine"}},
 		{"kv_connector":"pd","kv_role":"kv_consumer","kv_connector_extra_config":{"kv_peers":["10.0.0.0/8"],"transport":"tcp","bidirectional_kv_xfer":true,"tls":{"cert":"a","key":"b","ca":"c"}}}]}}`)
 	require.NoError(t, err)
 	require.Len(t, k.parts(), 2)
@@ -132,6 +132,8 @@ func TestTransferConfigs(t *testing.T) {
 		offloadWith(`"cpu_bytes_to_use":-5`):                              "must be above 0",
 		offloadWith(`"offload_host_memory_ratio":-1`):                     "must be above 0",
 		offloadWith(`"eviction_policy":"mru"`):                            "eviction_policy",
+		offloadWith(`"device_copies":"fast"`):                             `device_copies: offload: "fast" is no way to copy; there are auto, staged`,
+		pdWith(`"device_copies":"engine"`):                                "device_copies is not a member of the connector pd",
 		offloadWith(`"file_bytes":5`):                                     "needs a file_path",
 		offloadWith(`"file_path":"/x"`):                                   "file_path needs file_bytes",
 		offloadWith(`"file_path":"/x","file_bytes":9`):                    "needs enable_offload_prefix_caching",

@@ -115,7 +115,11 @@ func (r *rank) startWorker(t *KVTransfer, dev ascendrt.Device, layout connector.
 	if x := t.Extra; x.FileDir != "" {
 		c.Files = &offload.FileConfig{Dir: filepath.Join(x.FileDir, fmt.Sprintf("dp%d", r.index)), Bytes: x.FileBytes, FullEvery: x.FileFullEvery}
 	}
-	mover, err := offload.NewDeviceMover(dev, r.exec.Buffers())
+	way, err := offload.ParseWay(t.Extra.DeviceCopies)
+	if err != nil {
+		return nil, err
+	}
+	mover, err := offload.NewDeviceMover(dev, r.exec.Buffers(), offload.DeviceOptions{Way: way})
 	if err != nil {
 		return nil, err
 	}

@@ -102,6 +102,7 @@ type ConnectorExtra struct {
 	HostRatio        float64 `json:"offload_host_memory_ratio"`     // host blocks per device block; default 1
 	ShareTurns       bool    `json:"enable_offload_prefix_caching"` // keep finished turns too
 	Eviction         string  `json:"eviction_policy"`               // lru, the default, or arc
+	DeviceCopies     string  `json:"device_copies"`                 // auto, the default, staged, direct, engine or pieces; see offload.Way
 	FileDir          string  `json:"file_path"`                     // folder of the file tier; empty: none
 	FileBytes        int64   `json:"file_bytes"`                    // its greatest size per rank
 	FileFullEvery    int     `json:"file_full_every"`               // every n-th file fails as on a full disk, for tests
@@ -256,7 +257,7 @@ func (x ConnectorExtra) members() []string {
 		{"device_ipc", x.DeviceIPC != ""}, {"transport_faults", x.Faults != ""}, {"transport_fault_seed", x.FaultSeed != 0},
 		{"cpu_bytes_to_use_per_rank", x.HostBytesPerRank != 0}, {"cpu_bytes_to_use", x.HostBytes != 0},
 		{"offload_host_memory_ratio", x.HostRatio != 0}, {"enable_offload_prefix_caching", x.ShareTurns},
-		{"eviction_policy", x.Eviction != ""}, {"file_path", x.FileDir != ""}, {"file_bytes", x.FileBytes != 0}, {"file_full_every", x.FileFullEvery != 0},
+		{"eviction_policy", x.Eviction != ""}, {"device_copies", x.DeviceCopies != ""}, {"file_path", x.FileDir != ""}, {"file_bytes", x.FileBytes != 0}, {"file_full_every", x.FileFullEvery != 0},
 	} {
 		if m.set {
 			out = append(out, m.name)
@@ -304,6 +305,9 @@ func (x ConnectorExtra) validate(kind string, bad func(string, ...any)) {
 	}
 	if _, err := offload.ParsePolicy(x.Eviction); err != nil {
 		bad("eviction_policy: %v", err)
+	}
+	if _, err := offload.ParseWay(x.DeviceCopies); err != nil {
+		bad("device_copies: %v", err)
 	}
 	if x.FileDir != "" && x.FileBytes <= 0 {
 		bad("file_path needs file_bytes, the greatest size of the files of one rank, above 0")

@@ -191,7 +191,7 @@ func (d *decoder) prompts(ctx context.Context, o options, shape model.Config, pr
 func (d *decoder) turn(ctx context.Context, dev ascendrt.Device, o options, kv kvShape, a *arm, own int, prompts func() error) (err error) {
 	var c *copies
 	if a.t != (traffic{}) {
-		m, merr := offload.NewDeviceMoverWith(dev, d.exec.Buffers(), a.v.how)
+		m, merr := offload.NewDeviceMover(dev, d.exec.Buffers(), a.v.how)
 		if merr != nil {
 			return merr
 		}

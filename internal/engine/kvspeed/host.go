@@ -54,7 +54,7 @@ func hostTier(ctx context.Context, dev ascendrt.Device, o options, s kvShape, ou
 // written last by the device, as is the plain copy's destination: what the CPU wrote
 // just before would lie in its caches, and be in the device's way.
 func tierOf(ctx context.Context, p *pool, v tierVariant, pinned, large ascendrt.View, o options, out io.Writer) (err error) {
-	m, err := offload.NewDeviceMoverWith(p.dev, p.buffers, v.how)
+	m, err := offload.NewDeviceMover(p.dev, p.buffers, v.how)
 	if err != nil {
 		return err
 	}
