@@ -141,9 +141,6 @@ func (t *Transport) meet(w *wire, addr string, card []byte) {
 		return
 	}
 	w.near = n
-	if t.cfg.Spin > 0 {
-		w.poll = pollable(w.conn)
-	}
 }
 
 // far counts and logs that device memory of a peer travels on the connections.

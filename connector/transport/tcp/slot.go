@@ -247,7 +247,6 @@ func (s *slot) receive(c *chunk, id uint64) (error, error) {
 	var chunkErr error
 	borrowed := false
 	for {
-		s.w.spin(s.p.t.cfg.Spin)
 		h, err := s.w.readHeader(s.w.stall)
 		if err != nil {
 			return nil, err

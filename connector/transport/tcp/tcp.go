@@ -44,7 +44,6 @@ type Config struct {
 	DialTimeout  time.Duration           // connection and hello; default 5 s
 	StallTimeout time.Duration           // without progress on a frame; default 10 s
 	IdleTimeout  time.Duration           // an accepted connection without a request; default 5 min
-	Spin         time.Duration           // a reader polls for a neighbour's answer before it sleeps; default 0, on Linux alone
 	Grace        time.Duration           // for a part in flight to end by itself on cancel or revoke; default 100 ms
 	Retries      int                     // of a part after a broken connection or checksum; default 2, below 0 none
 	ServerTLS    *tls.Config             // nil: plain TCP
@@ -93,7 +92,7 @@ func (c Config) Validate() error {
 	if c.ChunkBytes < 0 || c.ChunkBytes > maxRequest {
 		errs = append(errs, fmt.Errorf("tcp: chunk of %d bytes, want at most %d", c.ChunkBytes, maxRequest))
 	}
-	if c.DialTimeout < 0 || c.StallTimeout < 0 || c.IdleTimeout < 0 || c.Spin < 0 || c.Grace < 0 {
+	if c.DialTimeout < 0 || c.StallTimeout < 0 || c.IdleTimeout < 0 || c.Grace < 0 {
 		errs = append(errs, errors.New("tcp: negative timeout"))
 	}
 	if (c.ServerTLS == nil) != (c.ClientTLS == nil) {

@@ -74,7 +74,6 @@ func TestReadTicket(t *testing.T) {
 		want error
 	}{
 		{name: "both", a: blocksSide(), b: blocksSide()},
-		{name: "polling", a: Config{Near: besideBlocks{newBeside()}, Spin: time.Millisecond}, b: blocksSide()},
 		{name: "a reader as before", a: Config{Near: besideBlocks{newBeside()}, NoTickets: true}, b: blocksSide(), want: transport.ErrNoTickets},
 		{name: "an owner as before", a: blocksSide(), b: Config{Near: besideBlocks{newBeside()}, NoTickets: true}, want: transport.ErrNoTickets},
 		{name: "an owner without tickets", a: blocksSide(), b: blocksSide(), mute: true, want: transport.ErrNoTickets},

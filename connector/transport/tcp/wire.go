@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"syscall"
 	"time"
 
 	"github.com/sluice-serving/sluice/connector/transport"
@@ -43,13 +42,12 @@ func (c *cursor) take(n int64) (r *transport.Region, off, length int64) {
 // wire is one connection with its buffers. One goroutine uses it.
 type wire struct {
 	conn    net.Conn
-	fetch   Fetcher         // nil: what is received travels on conn
-	offer   bool            // the other side fetches what is offered
-	near    Neighbour       // nil: device memory of the other side travels on conn
-	lend    bool            // the other side fetches what is offered of device memory
-	units   bool            // the other side lends units of its device memory
-	tickets bool            // and takes tickets
-	poll    syscall.RawConn // of a near peer's connection, to spin on; nil: none
+	fetch   Fetcher   // nil: what is received travels on conn
+	offer   bool      // the other side fetches what is offered
+	near    Neighbour // nil: device memory of the other side travels on conn
+	lend    bool      // the other side fetches what is offered of device memory
+	units   bool      // the other side lends units of its device memory
+	tickets bool      // and takes tickets
 	br      *bufio.Reader
 	crc     bool // payload checksums in both directions
 	stall   time.Duration

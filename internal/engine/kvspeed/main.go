@@ -55,7 +55,7 @@ func main() {
 	flag.StringVar(&o.peers, "peers", "", "devices of the other process, separated by commas; empty: the same one, and the next one if there is one")
 	flag.StringVar(&o.model, "model", "qwen3-0.6b", "shape")
 	flag.StringVar(&o.parts, "parts", "pull,host,decode", "what is measured")
-	flag.StringVar(&o.pulls, "pulls", "blocks,claims,spin,units,engine,pieces", "variants of pull: blocks (the device's choice), claims (the same without tickets), spin[:µs] (the same, polling for answers), units[:width], engine, pieces")
+	flag.StringVar(&o.pulls, "pulls", "blocks,claims,units,engine,pieces", "variants of pull: blocks (the device's choice), claims (the same without tickets), units[:width], engine, pieces")
 	flag.StringVar(&o.tiers, "tiers", "auto,staged,direct,engine,pieces", "variants of saving and restoring: auto (the default), staged, direct, engine, pieces, each "+tierNumbers+", 0 for the default")
 	flag.StringVar(&o.traffic, "traffic", "both", "what is copied beside decode steps: both, save, restore; several by commas")
 	flag.IntVar(&o.at, "blocks-at-a-time", 18, "blocks that one save or restore beside decode steps copies")

@@ -134,7 +134,7 @@ func newSide(p *pool, id string, role pd.Role, v pullVariant) (*side, error) {
 		if c.Near, err = ipc.NewWith(p.dev, v.how); err != nil {
 			return nil, err
 		}
-		t, err := tcp.New(tcp.Config{Notified: n, Near: c, Pieces: v.pieces, NoTickets: v.claims, Spin: v.spin, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+		t, err := tcp.New(tcp.Config{Notified: n, Near: c, Pieces: v.pieces, NoTickets: v.claims, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
 		if err != nil {
 			return nil, err
 		}

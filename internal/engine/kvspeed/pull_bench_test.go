@@ -2,7 +2,6 @@ package main
 
 import (
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -13,8 +12,7 @@ import (
 
 // BenchmarkPullParts pulls prompts of 12,288 tokens in the shape of Qwen3-0.6B, but with
 // blocks of 64 bytes in place of 32 KiB, from another process by an emulated device: with
-// tickets, with the lease claimed and confirmed by itself, and with tickets while the
-// reader polls for answers, in turn. Metrics are
+// tickets, and with the lease claimed and confirmed by itself, in turn. Metrics are
 // milliseconds beside the copies, medians of the pulls.
 func BenchmarkPullParts(b *testing.B) {
 	if noDriver != nil {
@@ -30,7 +28,6 @@ func BenchmarkPullParts(b *testing.B) {
 	arms := []*puller{
 		{pullVariant: pullVariant{name: "tickets"}},
 		{pullVariant: pullVariant{name: "claims", claims: true}},
-		{pullVariant: pullVariant{name: "spin", spin: 100 * time.Microsecond}},
 	}
 	for _, a := range arms {
 		a.how = ipc.Options{By: ascendrt.CopyByEngine}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/connector/offload"
@@ -34,13 +33,11 @@ type pullVariant struct {
 	name   string
 	how    ipc.Options
 	pieces bool
-	spin   time.Duration
 	claims bool // the lease is claimed and confirmed by itself, as with peers that know of no tickets
 }
 
 // parsePulls reads variants: blocks (the device's choice), units[:width] and engine
-// name blocks once; claims is blocks without tickets, spin[:µs]
-// blocks whose answers are polled for; pieces lists all pieces.
+// name blocks once; claims is blocks without tickets, pieces lists all pieces.
 func parsePulls(s string) (out []pullVariant, err error) {
 	for _, x := range splitList(s) {
 		name, n, err := numbers(x, 1)
@@ -52,11 +49,6 @@ func parsePulls(s string) (out []pullVariant, err error) {
 		case "blocks":
 		case "claims":
 			v.claims = true
-		case "spin":
-			v.how.Width, v.spin = 0, 100*time.Microsecond
-			if n[0] > 0 {
-				v.spin = time.Duration(n[0]) * time.Microsecond
-			}
 		case "units":
 			v.how.By = ascendrt.CopyByUnits
 		case "engine":
@@ -64,7 +56,7 @@ func parsePulls(s string) (out []pullVariant, err error) {
 		case "pieces":
 			v.pieces = true
 		default:
-			return nil, fmt.Errorf("%q is no way to pull: blocks, claims, spin[:µs], units[:width], engine, pieces", x)
+			return nil, fmt.Errorf("%q is no way to pull: blocks, claims, units[:width], engine, pieces", x)
 		}
 		out = append(out, v)
 	}
