@@ -25,7 +25,7 @@ type Options struct {
 
 // Build gives the folder of the libraries. Builds are kept in the user's cache
 // by the hash of the sources and options. Its error says what is missing, e.g. a
-// compiler; tests then skip.
+// compiler; tests then skip. Sources that a compiler refuses without Flags are no reason to: it panics.
 func Build(o Options) (string, error) {
 	_, self, _, ok := runtime.Caller(0)
 	if !ok {
@@ -81,7 +81,11 @@ func Build(o Options) (string, error) {
 		c.Env = append(c.Env, "OBJ="+filepath.Join(base, "obj"))
 	}
 	if out, err := c.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build of the emulated libraries: %w\n%s", err, out)
+		err = fmt.Errorf("the emulated libraries do not compile: %w\n%s", err, out)
+		if len(o.Flags) > 0 { // the compiler may lack a sanitizer
+			return "", err
+		}
+		panic(err)
 	}
 	if err := os.Rename(tmp, final); err != nil {
 		if _, serr := os.Stat(final); serr != nil { // another process may have been first

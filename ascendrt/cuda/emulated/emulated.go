@@ -20,7 +20,7 @@ const (
 
 // Build gives the folder of the libraries. It is kept in the user's cache by the
 // hash of the sources. Its error says what is missing, e.g. a compiler; tests
-// then skip.
+// then skip. Sources that a compiler refuses are no reason to: it panics.
 func Build() (string, error) {
 	_, self, _, ok := runtime.Caller(0)
 	if !ok {
@@ -70,7 +70,7 @@ func Build() (string, error) {
 		}
 		args = append(args, "-o", filepath.Join(dir, lib), "-lpthread", "-ldl")
 		if out, err := exec.Command(cxx, args...).CombinedOutput(); err != nil {
-			return "", fmt.Errorf("%v: %w\n%s", lib, err, out)
+			panic(fmt.Sprintf("the emulated %s does not compile: %v\n%s", lib, err, out))
 		}
 	}
 	if err := os.Rename(dir, final); err != nil {
