@@ -27,7 +27,9 @@
 // this process' or an imported one, is one kernel (copylist.cu), as a copy engine
 // takes longer to begin a copy than the memory to make it. Blocks of many regions
 // (CopyBlocks) are one too, which is told blocks and regions and finds their product
-// by itself. What these kernels read is put into device memory ahead of them, unless
+// by itself; and so is a copy of up to 64 KiB to or from pinned memory, as what a step
+// uploads and downloads must not wait for the large copies of others. What these kernels
+// take as lists is put into device memory ahead of them, unless
 // SLUICE_CUDA_PINNED_LISTS leaves it in pinned memory for comparison.
 //
 // A sticky fault (an illegal address, a trap, an ECC error) loses the device:
