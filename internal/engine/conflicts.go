@@ -181,7 +181,21 @@ func extra(on func(*ConnectorExtra) bool) func(*choices) bool {
 	}
 }
 
-// given reports whether a member of the configuration says something.
+// given reports whether a member of the configuration switches something on. Off
+// are null, false, an empty object and, as vllm-ascend writes it, one that says
+// "enabled": false.
 func given(raw json.RawMessage) bool {
-	return len(raw) > 0 && !slices.Contains([]string{"null", "false", "{}"}, string(raw))
+	var member any
+	if len(raw) == 0 || json.Unmarshal(raw, &member) != nil {
+		return len(raw) > 0
+	}
+	switch m := member.(type) {
+	case nil:
+		return false
+	case bool:
+		return m
+	case map[string]any:
+		return len(m) > 0 && m["enabled"] != false
+	}
+	return true
 }

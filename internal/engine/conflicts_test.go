@@ -137,6 +137,7 @@ func TestSettingsThatGoTogether(t *testing.T) {
 		sched(switchedOn), sched(aGuarded), sched(aGuarded + "," + recomputes), withGuards(all), sched(switchedOn + `,"decoder_append_prefill_guards":{` + all + `}`),
 		withGuards(`"governor":false,"compare_remote_eta":false,"leases":false,"host_tier":false`), sched(recomputes),
 		sched(switchedOn + `,"enable_balance_scheduling":false,"short_request_first_config":null,"profiling_chunk_config":{},"dyntra_lb_config":false`),
+		sched(switchedOn + `,"short_request_first_config": { "enabled": false, "threshold": 256 },"batch_job_sched_config":{"enabled":false},"profiling_chunk_config": { }`),
 	} {
 		require.NoError(t, parsed(t, multi, additional).Validate(), additional)
 	}
