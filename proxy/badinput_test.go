@@ -443,6 +443,10 @@ func TestConfigErrors(t *testing.T) {
 	}
 	require.Equal(t, []string{"--prefiller-hosts", "a,b", "--port", "1", "x"}, JoinLists([]string{"--prefiller-hosts", "a", "b", "--port", "1", "x"}, "prefiller-hosts"))
 	require.Equal(t, []string{"--prefiller-hosts=a", "b", "--prefiller-hosts"}, JoinLists([]string{"--prefiller-hosts=a", "b", "--prefiller-hosts"}, "prefiller-hosts"))
+	for _, args := range [][]string{{"--prefiller-hosts", "a b\tc"}, {"--prefiller-hosts", "a, b ,c "}, {"--prefiller-hosts", "a,", "b c"}, {"--prefiller-hosts", " a", "b", "c"}} {
+		require.Equal(t, []string{"--prefiller-hosts", "a,b,c"}, JoinLists(args, "prefiller-hosts"), args)
+	}
+	require.Equal(t, []string{"--prefiller-hosts=a,b", "--port=1 2"}, JoinLists([]string{"--prefiller-hosts=a b", "--port=1 2"}, "prefiller-hosts"))
 }
 
 // What is not eligible takes P/D although the owner is known.

@@ -3,6 +3,8 @@ package proxy
 import (
 	"fmt"
 	"net"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -45,31 +47,33 @@ func DecoderList(addrs []string, sizes []string) ([]Decoder, error) {
 	return out, nil
 }
 
+// between is what stands between two values of a list.
+var between = regexp.MustCompile(`\s*,\s*|\s+`)
+
 // JoinLists rewrites arguments in which a list flag is followed by several
-// separate values, as the example proxies take them, into one value with
-// commas.
+// values with spaces between them, as the example proxies take them or within
+// one quoted argument, into one value with commas.
 func JoinLists(args []string, lists ...string) []string {
-	isList := func(arg string) bool {
-		for _, l := range lists {
-			if arg == "--"+l {
-				return true
-			}
-		}
-		return false
-	}
+	commas := func(value string) string { return between.ReplaceAllString(strings.TrimSpace(value), ",") }
 	var out []string
 	for i := 0; i < len(args); i++ {
-		out = append(out, args[i])
-		if !isList(args[i]) {
+		flag, value, set := strings.Cut(args[i], "=")
+		if name, ok := strings.CutPrefix(flag, "--"); !ok || !slices.Contains(lists, name) {
+			out = append(out, args[i])
 			continue
 		}
+		if set {
+			out = append(out, flag+"="+commas(value))
+			continue
+		}
+		out = append(out, args[i])
 		var values []string
 		for i+1 < len(args) && !strings.HasPrefix(args[i+1], "-") {
 			i++
 			values = append(values, args[i])
 		}
 		if len(values) > 0 {
-			out = append(out, strings.Join(values, ","))
+			out = append(out, commas(strings.Join(values, " ")))
 		}
 	}
 	return out
