@@ -75,6 +75,12 @@ the file has, so that they can be called again until every point is there.`,
 		Example: `  sluice bench --url http://127.0.0.1:9000 --sessions 24 --turns 3 --json result.json
   sluice bench --preset ` + presetDemo,
 		Args: cobra.NoArgs,
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			if err := unread(cmd, b.use()); err != nil || b.points.show || b.preset != presetTails && b.preset != presetAppend {
+				return err
+			}
+			return b.points.choose(cmd, b)
+		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return b.run(cmd) },
 	}
 	f := cmd.Flags()
@@ -127,9 +133,6 @@ the file has, so that they can be called again until every point is there.`,
 }
 
 func (b *benchFlags) run(cmd *cobra.Command) error {
-	if err := unread(cmd, b.use()); err != nil {
-		return err
-	}
 	if b.preset != "" {
 		return b.runPreset(cmd)
 	}

@@ -36,6 +36,8 @@ type pointFlags struct {
 	most, workers, prefillerTokens, decoderTokens                                              int
 	seconds                                                                                    float64
 	show, markdown, alone                                                                      bool
+
+	chosen []points.Point // to measure
 }
 
 func (f *pointFlags) define(fs *pflag.FlagSet) {
@@ -65,19 +67,16 @@ func (f *pointFlags) define(fs *pflag.FlagSet) {
 	fs.IntVar(&f.workers, "device-workers", 0, of+"CPU cores per operation of the host device")
 }
 
-// run measures, prints the table and writes the page.
-func (f *pointFlags) run(cmd *cobra.Command, b *benchFlags) error {
-	table := points.Tails
-	if b.preset == presetAppend {
-		table = points.AppendPrefill
+// tableOf is the table of a preset's points.
+func tableOf(preset string) string {
+	if preset == presetAppend {
+		return points.AppendPrefill
 	}
-	if f.results == "" {
-		f.results = filepath.Join(b.folder(), "results.jsonl")
-	}
-	out := cmd.OutOrStdout()
-	if f.show {
-		return f.print(out, table)
-	}
+	return points.Tails
+}
+
+// choose finds the points that the flags ask for, or what is wrong with the flags.
+func (f *pointFlags) choose(cmd *cobra.Command, b *benchFlags) (err error) {
 	if err := f.check(); err != nil {
 		return err
 	}
@@ -85,12 +84,22 @@ func (f *pointFlags) run(cmd *cobra.Command, b *benchFlags) error {
 	if cmd.Flags().Changed("repeat") {
 		repeats = b.repeat
 	}
-	list, err := f.list(cmd, table, b, repeats)
-	if err != nil {
-		return err
+	f.chosen, err = f.list(cmd, tableOf(b.preset), b, repeats)
+	return err
+}
+
+// run measures, prints the table and writes the page.
+func (f *pointFlags) run(cmd *cobra.Command, b *benchFlags) (err error) {
+	table := tableOf(b.preset)
+	if f.results == "" {
+		f.results = filepath.Join(b.folder(), "results.jsonl")
+	}
+	out := cmd.OutOrStdout()
+	if f.show {
+		return f.print(out, table)
 	}
 	o := points.Options{
-		Points: list, Results: f.results, Dir: b.folder(), Workers: f.workers, PrefillerTokens: f.prefillerTokens, DecoderTokens: f.decoderTokens,
+		Points: f.chosen, Results: f.results, Dir: b.folder(), Workers: f.workers, PrefillerTokens: f.prefillerTokens, DecoderTokens: f.decoderTokens,
 		Extra: f.extra, NoAlone: !f.alone, Limit: f.limit, Most: f.most, ReadyTimeout: f.ready, Out: out,
 		Origin: points.Origin{Commit: f.commit, Command: strings.Join(os.Args, " "), Flags: strings.Join(strings.Fields(f.engine), " ")},
 	}

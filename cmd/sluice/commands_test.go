@@ -1,6 +1,8 @@
 package main
 
 import (
+	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -8,18 +10,26 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-serving/sluice/proxy"
 )
 
 // spans matches what a document sets as code: a fenced block, an indented
 // block, or text between backquotes.
 var spans = regexp.MustCompile("(?ms)^```(?:sh)?\n(.*?)^```$|^((?: {4}.*\n)+)|`([^`\n]+)`")
 
+// quotedObject matches JSON of an object as an argument, which may have lines.
+var quotedObject = regexp.MustCompile(`'\{[^']*'`)
+
 // commandsOf gives the commands in a text that start one of the programs that
 // this repository can check, split into words.
 func commandsOf(text string) (commands [][]string) {
 	for _, m := range spans.FindAllStringSubmatch(text, -1) {
 		code := strings.ReplaceAll(m[1]+m[2]+m[3], "\\\n", " ")
+		code = quotedObject.ReplaceAllStringFunc(code, func(s string) string { return strings.ReplaceAll(s, "\n", " ") })
 		code = strings.ReplaceAll(code, `\|`, "|") // within a table
 		dir := ""
 		for _, part := range regexp.MustCompile(`&&|[;\n]`).Split(code, -1) {
@@ -36,6 +46,8 @@ func commandsOf(text string) (commands [][]string) {
 				dir = words[1]
 			case "sluice":
 				commands = append(commands, append([]string{"sluice"}, words[1:]...))
+			case "sluice-proxy": // has the proxy's flags
+				commands = append(commands, append([]string{"sluice", "proxy"}, words[1:]...))
 			case "make", "python3", "bash", "sh":
 				commands = append(commands, words)
 			case "go":
@@ -74,6 +86,18 @@ func functions(t *testing.T, dir, kind string) (names []string) {
 		}
 	}
 	return names
+}
+
+// mentions tells whether a text stands in a program of a package.
+func mentions(t *testing.T, dir, text string) bool {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	require.NoError(t, err)
+	return slices.ContainsFunc(files, func(f string) bool {
+		source, err := os.ReadFile(f)
+		require.NoError(t, err)
+		return strings.Contains(string(source), text)
+	})
 }
 
 // problem says what is wrong with a command of a document, "" if nothing.
@@ -117,12 +141,47 @@ func problem(t *testing.T, root string, words []string) string {
 				return cmd.Name() + " has no preset " + value
 			}
 		}
+		return typed(root, words[1:], cmd)
 	case "python3", "bash", "sh":
 		if i := slices.IndexFunc(words, func(w string) bool { return strings.Contains(w, "/") }); i == 1 && !exists(words[1]) {
 			return "no file " + words[1]
 		}
 	case "go":
 		return goProblem(t, root, words[1], words[2], words[3:])
+	}
+	return ""
+}
+
+// typed gives what a command of the binary says of a whole command line before it
+// does anything: flags and values that do not parse, are out of their limits, are
+// not read by what is called, or lack others. A command's name with at most a bare
+// flag behind it is a mention of it. N stands for a number, dots for what depends on
+// the place.
+func typed(root *cobra.Command, words []string, cmd *cobra.Command) string {
+	if len(words) < 2 || len(words) == 2 && strings.HasPrefix(words[1], "--") && !strings.Contains(words[1], "=") || cmd.Parent() != root {
+		return ""
+	}
+	words = slices.DeleteFunc(slices.Clone(words), func(w string) bool { return w == "..." || w == "…" })
+	for i, w := range words {
+		if w == "N" {
+			words[i] = "1"
+		}
+	}
+	if cmd.DisableFlagParsing { // the proxy's lists may have spaces
+		var lists []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if f.Value.Type() == "stringSlice" {
+				lists = append(lists, f.Name)
+			}
+		})
+		cmd.DisableFlagParsing, cmd.Args, words = false, cobra.NoArgs, proxy.JoinLists(words, lists...)
+	}
+	cmd.RunE = func(*cobra.Command, []string) error { return nil }
+	root.SetOut(io.Discard)
+	root.SetErr(io.Discard)
+	root.SetArgs(words)
+	if err := root.Execute(); err != nil {
+		return err.Error()
 	}
 	return ""
 }
@@ -143,6 +202,14 @@ func goProblem(t *testing.T, root, verb, dir string, words []string) string {
 	}
 	if len(packages) == 0 && (run != "" || bench != "") {
 		packages = []string{"."}
+	}
+	if verb == "run" && len(packages) > 0 {
+		for _, w := range words[slices.Index(words, packages[0]):] {
+			name, _, _ := strings.Cut(strings.TrimLeft(w, "-"), "=")
+			if strings.HasPrefix(w, "-") && !mentions(t, filepath.Join(root, dir, packages[0]), `"`+name+`",`) {
+				return packages[0] + " has no flag -" + name
+			}
+		}
 	}
 	var tests, benchmarks []string
 	for _, p := range packages {
@@ -187,7 +254,7 @@ func TestDocumentsNameCommandsThatExist(t *testing.T) {
 	root := "../.."
 	docs, err := filepath.Glob(root + "/*.md")
 	require.NoError(t, err)
-	for _, dir := range []string{"/docs", "/docs/measurements"} {
+	for _, dir := range []string{"/docs", "/docs/measurements", "/ascendrt/*/emu", "/connector/transport/*/emu", "/.github"} {
 		more, err := filepath.Glob(root + dir + "/*.md")
 		require.NoError(t, err)
 		docs = append(docs, more...)
@@ -206,12 +273,67 @@ func TestDocumentsNameCommandsThatExist(t *testing.T) {
 	require.Greater(t, found, 50)
 }
 
+// So do those in the comments of the code.
+func TestCommentsNameCommandsThatExist(t *testing.T) {
+	block := regexp.MustCompile(`(?m)(?:^//\t.*\n)+`)
+	found := 0
+	require.NoError(t, filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".go" {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		for _, code := range block.FindAllString(string(text), -1) {
+			for _, words := range commandsOf("```\n" + strings.ReplaceAll(code, "//\t", "") + "```") {
+				found++
+				if p := problem(t, "../..", words); p != "" {
+					t.Errorf("%s: %q: %s", path, strings.Join(words, " "), p)
+				}
+			}
+		}
+		return err
+	}))
+	require.Greater(t, found, 4)
+}
+
+// So do those that make and the checks start.
+func TestScriptsNameCommandsThatExist(t *testing.T) {
+	found := 0
+	for _, file := range []string{"Makefile", ".ci/run", ".ci/long"} {
+		text, err := os.ReadFile(filepath.Join("../..", file))
+		require.NoError(t, err)
+		code := strings.NewReplacer("$(BIN)", "bin/sluice", "$(CHAOS)", "--seed 6").Replace(string(text))
+		for _, words := range commandsOf("```\n" + code + "\n```") {
+			if words[0] != "sluice" {
+				continue
+			}
+			found++
+			if p := problem(t, "../..", words); p != "" {
+				t.Errorf("%s: %q: %s", file, strings.Join(words, " "), p)
+			}
+		}
+	}
+	require.Greater(t, found, 4)
+}
+
 func TestCommandsThatDoNotExist(t *testing.T) {
 	for code, want := range map[string]string{
-		"`make nothing`":                                 "no target nothing",
-		"`sluice fly --far`":                             "unknown command",
-		"`sluice serve --no-such-flag 3`":                "serve has no flag --no-such-flag",
-		"`sluice sim --preset none-such`":                "sim has no preset none-such",
+		"`make nothing`":                              "no target nothing",
+		"`sluice fly --far`":                          "unknown command",
+		"`sluice serve --no-such-flag 3`":             "serve has no flag --no-such-flag",
+		"`sluice sim --preset none-such`":             "sim has no preset none-such",
+		"`sluice serve --port many`":                  `invalid argument "many" for "--port"`,
+		"`sluice serve --port 70000`":                 "--port is 70000, must be",
+		"`sluice serve --port 1 more`":                `unknown command "more"`,
+		"`sluice serve --port 1 --model`":             "flag needs an argument: --model",
+		"`sluice cache --blocks N`":                   `required flag(s) "trace" not set`,
+		"`sluice bench --preset chaos --device cuda`": "--device is cuda, which --preset chaos does not read",
+		"`sluice bench --preset tails --only 77`":     `no point matches --only "77"`,
+		"`sluice bench --preset tails --rates 7`":     "--rates is 7: needs --shapes",
+		"`sluice sim --measured FILE --hop 1`":        "--measured needs --cost-model",
+		"`sluice sim --preset tails --unannounced`":   "--unannounced is true, which --preset tails does not read",
+		"`sluice proxy --decoder-dp-size 1 --port x`": `invalid argument "x" for "--port"`,
+		"```sh\nsluice serve --kv-transfer-config '{\"kv_connector\":\n \"pd\",\"kv_rule\":1}' >log\n```": "kv_rule",
+		"`go run ./internal/engine/kvspeed -part pull`":                                                   "./internal/engine/kvspeed has no flag -part",
 		"`go test ./nowhere`":                            "no package",
 		"`go test ./graphs -run TestNoneSuch`":           "nothing matches TestNoneSuch",
 		"`go test ./graphs -run '^$' -bench Rest`":       "nothing matches Rest",

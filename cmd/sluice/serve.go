@@ -44,7 +44,7 @@ drains. Exit status 75 means that the device is lost and a restart is needed.`,
     --kv-transfer-config '{"kv_connector":"pd","kv_role":"kv_consumer"}' \
     --additional-config '{"scheduler_config":{"decoder_append_prefill_enable":true}}'`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		PreRunE: func(*cobra.Command, []string) error {
 			var errs [7]error
 			cfg.KVTransfer, errs[0] = engine.ParseKVTransfer(transfer)
 			cfg.Additional, errs[1] = engine.ParseAdditional(additional)
@@ -53,9 +53,9 @@ drains. Exit status 75 means that the device is lost and a restart is needed.`,
 			cfg.GraphPolicy, errs[4] = graphs.ParsePolicy(policy)
 			cfg.Speculative, errs[6] = engine.ParseSpeculative(speculative)
 			cfg.Generation, errs[5] = engine.ParseGeneration(generation)
-			if err := errors.Join(errs[:]...); err != nil {
-				return err
-			}
+			return errors.Join(errs[:]...)
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.NoPrefix = noPrefix || !prefix
 			cfg.Sync = noAsync || !async
 			if noise {

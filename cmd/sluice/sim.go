@@ -76,11 +76,9 @@ no-overload, no-wait (the bounded wait for a busy Decoder).`,
 		Example: `  sluice sim --preset append-prefill --html report.html
   sluice sim --trace requests.jsonl.gz --prefillers 2 --decoders 4 --profile pd,guarded
   sluice sim --trace requests.jsonl.gz --plan --slo ttft=2s,tpot=30ms`,
-		Args: cobra.NoArgs,
+		Args:    cobra.NoArgs,
+		PreRunE: func(cmd *cobra.Command, _ []string) error { return errors.Join(unread(cmd, f.use()), f.check()) },
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := unread(cmd, f.use()); err != nil {
-				return err
-			}
 			if err := f.run(cmd.OutOrStdout(), cmd.ErrOrStderr()); err != nil {
 				return err
 			}
@@ -139,14 +137,23 @@ func (f *simFlags) use() string {
 	return "--preset " + f.preset
 }
 
+// check reports flags that need others.
+func (f *simFlags) check() error {
+	switch {
+	case f.measured != "" && f.cost == "":
+		return errors.New("--measured needs --cost-model: the steps of the devices, as internal/engine/steptime writes them")
+	case f.measured == "" && f.plan && f.slo == "":
+		return errors.New("--plan needs --slo")
+	case f.measured == "" && f.trace == "" && (f.plan || len(f.gaps) > 0):
+		return errors.New("--plan and --gaps need --trace")
+	}
+	return nil
+}
+
 func (f *simFlags) run(out, errs io.Writer) error {
 	switch {
 	case f.measured != "":
 		return f.predict(out)
-	case f.plan && f.slo == "":
-		return errors.New("--plan needs --slo")
-	case f.trace == "" && (f.plan || len(f.gaps) > 0):
-		return errors.New("--plan and --gaps need --trace")
 	case f.trace != "":
 		return f.playTrace(out, errs)
 	case f.preset == "tails":

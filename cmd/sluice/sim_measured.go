@@ -14,9 +14,6 @@ import (
 
 // predict prints what the simulator says of measured points beside them.
 func (f *simFlags) predict(out io.Writer) error {
-	if f.cost == "" {
-		return errors.New("--measured needs --cost-model: the steps of the devices, as internal/engine/steptime writes them")
-	}
 	lines, err := points.Read(f.measured)
 	if err != nil {
 		return err
