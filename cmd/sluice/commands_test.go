@@ -41,6 +41,9 @@ func commandsOf(text string) (commands [][]string) {
 			if len(words) < 2 {
 				continue
 			}
+			if strings.HasSuffix(words[0], ".sh") {
+				words = append([]string{"sh"}, words...)
+			}
 			switch strings.TrimPrefix(strings.TrimPrefix(words[0], "./"), "bin/") {
 			case "cd":
 				dir = words[1]
@@ -145,6 +148,16 @@ func problem(t *testing.T, root string, words []string) string {
 	case "python3", "bash", "sh":
 		if i := slices.IndexFunc(words, func(w string) bool { return strings.Contains(w, "/") }); i == 1 && !exists(words[1]) {
 			return "no file " + words[1]
+		} else if i == 1 {
+			source, err := os.ReadFile(filepath.Join(root, words[1]))
+			require.NoError(t, err)
+			for _, w := range words[2:] { // flags, and parts of a script; capitals stand for something
+				if name, _, _ := strings.Cut(w, "="); regexp.MustCompile(`^[a-z]+$`).MatchString(w) && words[0] != "python3" || strings.HasPrefix(w, "-") {
+					if !regexp.MustCompile(`(^|[\s"])` + name + `([\s"]|$)`).Match(source) {
+						return words[1] + " has no " + name
+					}
+				}
+			}
 		}
 	case "go":
 		return goProblem(t, root, words[1], words[2], words[3:])
@@ -334,12 +347,14 @@ func TestCommandsThatDoNotExist(t *testing.T) {
 		"`sluice proxy --decoder-dp-size 1 --port x`": `invalid argument "x" for "--port"`,
 		"```sh\nsluice serve --kv-transfer-config '{\"kv_connector\":\n \"pd\",\"kv_rule\":1}' >log\n```": "kv_rule",
 		"`go run ./internal/engine/kvspeed -part pull`":                                                   "./internal/engine/kvspeed has no flag -part",
-		"`go test ./nowhere`":                            "no package",
-		"`go test ./graphs -run TestNoneSuch`":           "nothing matches TestNoneSuch",
-		"`go test ./graphs -run '^$' -bench Rest`":       "nothing matches Rest",
-		"`cd kvcache && go test -bench 'Match|Xy'`":      "nothing matches Xy",
-		"    python3 internal/none.py\n":                 "no file",
-		"`(cd proxy/shared && go build ./sluice-proxy)`": "the binary would have the name of a folder",
+		"`go test ./nowhere`":                                        "no package",
+		"`go test ./graphs -run TestNoneSuch`":                       "nothing matches TestNoneSuch",
+		"`go test ./graphs -run '^$' -bench Rest`":                   "nothing matches Rest",
+		"`cd kvcache && go test -bench 'Match|Xy'`":                  "nothing matches Xy",
+		"`internal/engine/h200.sh BIN OUT gate tails`":               "internal/engine/h200.sh has no tails",
+		"`python3 internal/engine/parity/make.py --big --outer=DIR`": "make.py has no --outer",
+		"    python3 internal/none.py\n":                             "no file",
+		"`(cd proxy/shared && go build ./sluice-proxy)`":             "the binary would have the name of a folder",
 	} {
 		commands := commandsOf(code)
 		require.Len(t, commands, 1, code)
