@@ -161,7 +161,7 @@ func (d *device) blocksKernel() *kernel {
 
 // byKernel makes a small copy between device and pinned memory with a kernel. What a
 // step uploads and downloads would stand in a copy engine's queue behind the large
-// copies of others, of which each takes as long as some layers.
+// copies of others.
 func (t *translator) byKernel(to, from *memory.Alloc, dst, src uint64, n int) (bool, error) {
 	if n > smallLargest || to.Host == from.Host || (dst|src)%listAlign != 0 || t.mode != submitting {
 		return false, nil

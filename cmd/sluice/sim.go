@@ -87,7 +87,7 @@ no-overload, no-wait (the bounded wait for a busy Decoder).`,
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringVar(&f.preset, "preset", "", "experiment to play")
+	fl.StringVar(&f.preset, "preset", "append-prefill", "experiment to play")
 	fl.StringVar(&f.trace, "trace", "", "recorded trace to play")
 	fl.StringVar(&f.ids, "ids", "auto", "where a block id of the trace names one block: file, session, or auto to tell by the ids")
 	fl.StringVar(&f.profiles, "profile", "all", "profiles to compare on a trace, separated by commas")
@@ -131,8 +131,6 @@ func (f *simFlags) use() string {
 		return "--gaps"
 	case f.trace != "":
 		return "--trace"
-	case f.preset == "":
-		f.preset = "append-prefill"
 	}
 	return "--preset " + f.preset
 }

@@ -10,8 +10,8 @@ import (
 // what it has read still counted. A ticket is a secret like the capability that it
 // stands for. Calls come from the transport's goroutines and must not block for long.
 type Tickets interface {
-	// Open gives the capability that a ticket stands for now, as at the begin of a
-	// read. The bytes are what a peer sent, and not kept.
+	// Open gives the capability that a ticket stands for as a read begins. The bytes
+	// are what a peer sent, and not kept.
 	Open(ticket []byte) (Capability, error)
 	// Stands is asked when all has been read: the error says that what the ticket
 	// names has ended since Open.
