@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"runtime"
@@ -315,4 +316,89 @@ func TestWrongCertificatesAreRefused(t *testing.T) {
 	t.Run("conformance", func(t *testing.T) {
 		conformance.Run(t, open(serve("127.0.0.1", ca)))
 	})
+}
+
+// inFlight is an op of a peer that answers nothing, and the peer's end of the connection.
+func inFlight(t *testing.T, ctx context.Context) (*peer, *op, net.Conn, <-chan error) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { ln.Close() })
+	conns := make(chan net.Conn, 1)
+	go func() {
+		c, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		_, _ = c.Write(rawHello())
+		conns <- c
+		_, _ = io.Copy(io.Discard, c)
+	}()
+	x, err := New(Config{Grace: time.Minute, Conns: 1})
+	require.NoError(t, err)
+	t.Cleanup(func() { x.Close() })
+	conn, err := x.Connect(t.Context(), ln.Addr().String())
+	require.NoError(t, err)
+	p := conn.(*peer)
+	o := &op{kind: kindNotify, open: 1, done: make(chan struct{})}
+	o.chunks = []*chunk{{op: o, msg: []byte("anybody there?")}}
+	o.all = o.chunks
+	done := make(chan error, 1)
+	go func() { done <- p.wait(ctx, o) }()
+	p.until(func() bool {
+		s := o.all[0].slot
+		if s == nil {
+			return false
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.kill != nil // connected, too
+	})
+	return p, o, <-conns, done
+}
+
+func (p *peer) until(holds func() bool) {
+	for {
+		p.mu.Lock()
+		yes := holds()
+		p.mu.Unlock()
+		if yes {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// TestEndedOpNamesItsReason has a connection break after the time of the op on it was
+// up, but before the patience with what is in flight was: the caller is told of both.
+func TestEndedOpNamesItsReason(t *testing.T) {
+	mine := errors.New("changed my mind")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	p, o, server, done := inFlight(t, ctx)
+	cancel(mine)
+	p.until(func() bool { return o.stopped })
+	server.Close()
+	err := <-done
+	require.ErrorIs(t, err, mine)
+	require.ErrorIs(t, err, transport.ErrUnreachable)
+}
+
+// TestCutLeavesOthersAlone: a connection is broken for the op that is on it, not for one
+// that was on it before.
+func TestCutLeavesOthersAlone(t *testing.T) {
+	p, o, _, done := inFlight(t, t.Context())
+	s := o.all[0].slot
+	s.mu.Lock()
+	kill, cuts := s.kill, 0
+	s.mu.Unlock()
+	s.setKill(func() { cuts++ })
+	ended := &op{}
+	ended.all = []*chunk{{op: ended}}
+	p.cut(ended)
+	require.Zero(t, cuts)
+	p.cut(o)
+	require.Equal(t, 1, cuts)
+	s.setKill(kill)
+	require.NoError(t, p.Close())
+	require.ErrorIs(t, <-done, transport.ErrClosed)
 }

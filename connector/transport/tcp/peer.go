@@ -204,20 +204,17 @@ func (p *peer) wait(ctx context.Context, o *op) error {
 		return o.err
 	case <-ctx.Done():
 	}
-	busy := p.stop(o, context.Cause(ctx))
+	p.stop(o, context.Cause(ctx))
 	t := time.NewTimer(p.t.cfg.Grace)
 	defer t.Stop()
 	select {
 	case <-o.done:
-		return o.err
 	case <-t.C:
+		p.cut(o)
+		<-o.done
 	}
-	for _, s := range busy {
-		s.cut()
-	}
-	<-o.done
-	if o.err == nil {
-		return nil // every part arrived after all
+	if o.err == nil || errors.Is(o.err, context.Cause(ctx)) {
+		return o.err // nil: every part arrived after all
 	}
 	return errors.Join(context.Cause(ctx), o.err)
 }

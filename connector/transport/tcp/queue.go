@@ -221,18 +221,23 @@ func (p *peer) settle(c *chunk, err error) {
 }
 
 // stop ends an op early: queued chunks fail now, those in flight are left to
-// their slots, which are returned.
-func (p *peer) stop(o *op, err error) []*slot {
+// their slots.
+func (p *peer) stop(o *op, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.halt(o, err)
-	var busy []*slot
+}
+
+// cut breaks the connections that chunks of an op are on. With the lock held, since a
+// slot that has just ended its chunk may be at another op's.
+func (p *peer) cut(o *op) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for _, c := range o.all {
-		if c.slot != nil && !slices.Contains(busy, c.slot) {
-			busy = append(busy, c.slot)
+		if c.slot != nil {
+			c.slot.cut()
 		}
 	}
-	return busy
 }
 
 type retry uint8

@@ -373,7 +373,7 @@ func (s *slot) connect() error {
 		}
 	}
 	w := s.w
-	s.setKill(func() { w.conn.Close() })
+	s.setKill(w.sever)
 	if s.p.ctx.Err() != nil { // closed before the kill was set
 		return transport.ErrClosed
 	}

@@ -3,6 +3,7 @@ package tcp
 import (
 	"bufio"
 	"bytes"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -218,6 +219,16 @@ func (w *wire) discard(h header) error {
 	}
 	_, err := w.br.Discard(int(h.length))
 	return w.cause(err)
+}
+
+// sever breaks the connection at once: TLS would say farewell first, which can wait
+// for the peer.
+func (w *wire) sever() {
+	c := w.conn
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn()
+	}
+	c.Close()
 }
 
 // cause names a missed deadline as a stalled peer.
