@@ -91,8 +91,12 @@ type journal struct {
 	hashes     [][]Hash // by node: the hash of each position
 	queue      []Event
 	drained    uint64
-	cancelling bool // a removal takes back what is still pending
+	sealed     uint64 // the newest mark: what is before it does not grow
+	cancelling bool   // a removal takes back what is still pending
 }
+
+// open is the index in the queue of the oldest event that may still grow.
+func (j *journal) open() int { return int(max(j.sealed, j.drained) - j.drained) }
 
 func (j *journal) init(cfg Config) {
 	if cfg.Events.Mode == EventsOff {
@@ -107,8 +111,12 @@ func (j *journal) init(cfg Config) {
 
 // EventMark returns the number of events recorded so far. An event belongs to
 // the step during whose planning it was recorded; the mark taken after planning
-// tells Events, when the step is applied, how far to drain.
-func (c *Cache) EventMark() uint64 { return c.drained + uint64(len(c.queue)) }
+// tells TakeEvents, when the step is applied, how far to drain. What is recorded
+// behind a mark joins no event before it.
+func (c *Cache) EventMark() uint64 {
+	c.sealed = c.drained + uint64(len(c.queue))
+	return c.sealed
+}
 
 // TakeEvents appends to dst the recorded events before mark, in order, forgets
 // them, and returns dst. Blocks that Uncache took back before their step was
@@ -183,7 +191,7 @@ func (c *Cache) shrinkHashes(i int32, n int) {
 }
 
 // recordStored records that a group got its first copy at a position. It joins
-// the newest event when that one ends at the position before.
+// the newest event when that one ends at the position before and has no mark behind it.
 func (c *Cache) recordStored(unit int32, g int) {
 	if !c.recording {
 		return
@@ -194,7 +202,7 @@ func (c *Cache) recordStored(unit int32, g int) {
 	h := c.hashes[i][off]
 	parent := c.hashBefore(nd, c.hashes[i], off)
 	toks := c.t.slab.tokens(unit, 1)
-	for k := len(c.queue) - 1; k >= 0 && k >= len(c.queue)-len(c.groups); k-- {
+	for k := len(c.queue) - 1; k >= max(c.open(), len(c.queue)-len(c.groups)); k-- {
 		e := &c.queue[k]
 		if e.Kind == Stored && e.Group == g && len(e.Hashes) > 0 && !parent.IsZero() && e.Hashes[len(e.Hashes)-1] == parent {
 			e.Hashes = append(e.Hashes, h)
@@ -225,7 +233,7 @@ func (c *Cache) recordRemoved(unit int32, g int) {
 			}
 		}
 	}
-	if k := len(c.queue) - 1; k >= 0 {
+	if k := len(c.queue) - 1; k >= c.open() {
 		if e := &c.queue[k]; e.Kind == Removed && e.Group == g {
 			e.Hashes = append(e.Hashes, h)
 			return

@@ -372,3 +372,31 @@ func TestEventsAreToldWhenAppliedNotWhenPlanned(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, s.TakeEvents(nil), "a step that failed tells nothing")
 }
+
+// TestEventsOfAPromptInChunks: two steps in flight compute one prompt; others
+// learn of the second one's blocks when that one is applied, though they follow
+// the first one's.
+func TestEventsOfAPromptInChunks(t *testing.T) {
+	cache, err := kvcache.New(kvcache.Config{Blocks: 20, BlockSize: 4, Events: kvcache.Events{Mode: kvcache.EventsOn}})
+	require.NoError(t, err)
+	s, err := scheduler.New(scheduler.Config{MaxModelLen: 40, MaxBatchedTokens: 8, InFlight: 2}, cache)
+	require.NoError(t, err)
+	prompt := parseInts(1, 17)
+	_, err = s.Add(scheduler.Request{ID: "a", Prompt: prompt, MaxTokens: 1})
+	require.NoError(t, err)
+	first, second := s.Plan(0), s.Plan(0)
+	require.EqualValues(t, 8, first.Total)
+	require.EqualValues(t, 8, second.Total)
+	_, err = s.Apply(first, scheduler.Result{})
+	require.NoError(t, err)
+	events := s.TakeEvents(nil)
+	require.Len(t, events, 1)
+	require.Equal(t, prompt[:8], events[0].Tokens)
+	last := events[0].Hashes[1]
+	_, err = s.Apply(second, scheduler.Result{})
+	require.NoError(t, err)
+	events = s.TakeEvents(nil)
+	require.Len(t, events, 1)
+	require.Equal(t, prompt[8:16], events[0].Tokens)
+	require.Equal(t, last, events[0].Parent)
+}
