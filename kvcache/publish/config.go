@@ -1,6 +1,7 @@
 package publish
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -30,10 +31,24 @@ const (
 	EventArrays
 )
 
+// Attach says which side opens the connections of the PUB socket, in ZeroMQ's words.
+type Attach uint8
+
+const (
+	// Bind: the publisher listens at Config.Endpoint, and subscribers connect. It is the default.
+	Bind Attach = iota
+	// Connect: a subscriber listens at Config.Endpoint. The publisher connects to
+	// it, and again whenever the connection is lost, until Close.
+	Connect
+)
+
 // Config describes a publisher. The zero value listens where vLLM does.
 type Config struct {
-	// Endpoint is where the PUB socket listens; "" means tcp://*:5557. Port 0 lets the system choose.
+	// Endpoint is where the PUB socket listens, or what it connects to; "" means
+	// tcp://*:5557. To listen at port 0 lets the system choose.
 	Endpoint string
+	// Attach chooses between the two.
+	Attach Attach
 	// Replay is where the ROUTER socket listens; "" means that there is no replay.
 	Replay string
 	// Topic is the first frame of every message.
@@ -107,11 +122,21 @@ func (c *Config) Validate() error {
 	if c.Events > EventArrays {
 		errs = append(errs, fmt.Errorf("publish: unknown event form %d", c.Events))
 	}
-	for _, e := range []string{c.Endpoint, c.Replay} {
-		if e == "" {
+	if c.Attach > Connect {
+		errs = append(errs, fmt.Errorf("publish: unknown way to attach %d", c.Attach))
+	}
+	for _, e := range []struct {
+		endpoint string
+		attach   Attach
+	}{{cmp.Or(c.Endpoint, defaultEndpoint), c.Attach}, {c.Replay, Bind}} {
+		if e.endpoint == "" {
 			continue
 		}
-		if _, err := address(e, c.Rank); err != nil {
+		addr, err := address(e.endpoint, c.Rank)
+		if err == nil && e.attach == Connect && (addr[0] == ':' || strings.HasSuffix(addr, ":0")) {
+			err = fmt.Errorf("publish: endpoint %q names no host and port to connect to", e.endpoint)
+		}
+		if err != nil {
 			errs = append(errs, err)
 		}
 	}

@@ -8,6 +8,7 @@
 // anew with the process. An optional ROUTER socket replays the latest batches: a
 // request is the number to start from (8 bytes, big-endian); the replies are
 // frames as above, and then a last one with the sequence number -1 and no payload.
+// Where subscribers listen, the PUB socket connects to one of them instead.
 //
 // The engine publishes when a step is applied. Publishing never blocks the
 // engine: a subscriber that does not keep up loses messages and sees it by the

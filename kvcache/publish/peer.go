@@ -31,8 +31,9 @@ type peer struct {
 	topics map[string]int // subscriptions, counted
 }
 
-// serve runs a connection of one of the sockets until it ends.
-func (p *Publisher) serve(conn net.Conn, kind zmq4.SocketType) {
+// serve runs a connection of one of the sockets until it ends, and reports
+// whether the peers understood each other.
+func (p *Publisher) serve(conn net.Conn, kind zmq4.SocketType, attach Attach) bool {
 	defer conn.Close()
 	q := &peer{p: p, kind: kind, conn: conn, gone: make(chan struct{}), done: make(chan struct{}), topics: map[string]int{}}
 	if kind == zmq4.Pub {
@@ -41,15 +42,15 @@ func (p *Publisher) serve(conn net.Conn, kind zmq4.SocketType) {
 		q.out = make(chan []byte, replayQueue)
 	}
 	if !p.add(q) {
-		return
+		return false
 	}
 	defer p.remove(q)
-	if _, err := zmq4.Open(conn, null.Security(), kind, nil, true, nil); err != nil {
+	if _, err := zmq4.Open(conn, null.Security(), kind, nil, attach == Bind, nil); err != nil {
 		p.cfg.Log.Debug("handshake refused", "peer", conn.RemoteAddr(), "error", err)
-		return
+		return false
 	}
 	if !p.shaken(q) {
-		return
+		return false
 	}
 	go func() {
 		defer close(q.done)
@@ -60,6 +61,7 @@ func (p *Publisher) serve(conn net.Conn, kind zmq4.SocketType) {
 	conn.Close()
 	<-q.done
 	p.cfg.Log.Debug("peer left", "peer", conn.RemoteAddr(), "error", err)
+	return true
 }
 
 // write sends what is queued until the reader ends or the publisher asks for the end.

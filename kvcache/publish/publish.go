@@ -1,9 +1,11 @@
 package publish
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"net"
 	"sync"
@@ -29,11 +31,12 @@ const endOfReplay = math.MaxUint64
 type Publisher struct {
 	cfg    Config
 	topic  []byte
-	pub    net.Listener
+	pub    net.Listener // nil where it connects
 	router net.Listener // nil without replay
 
 	queue   chan batch
-	closing chan struct{} // closed when no more batches come
+	closing <-chan struct{} // closed when no more batches come
+	end     func()          // closes it
 	loop    sync.WaitGroup
 	peers   sync.WaitGroup // accept loops and connections
 
@@ -72,23 +75,31 @@ func New(cfg Config) (*Publisher, error) {
 		return nil, err
 	}
 	cfg.setDefaults()
+	ctx, end := context.WithCancel(context.Background())
 	p := &Publisher{
-		cfg: cfg, topic: []byte(cfg.Topic), queue: make(chan batch, cfg.Queue),
-		closing: make(chan struct{}), live: map[*peer]struct{}{},
+		cfg: cfg, topic: []byte(cfg.Topic), queue: make(chan batch, cfg.Queue), closing: ctx.Done(), end: end, live: map[*peer]struct{}{},
 	}
 	var err error
-	if p.pub, err = listen(cfg.Endpoint, cfg.Rank); err != nil {
-		return nil, err
+	if cfg.Attach == Bind {
+		if p.pub, err = listen(cfg.Endpoint, cfg.Rank); err != nil {
+			return nil, err
+		}
 	}
 	if cfg.Replay != "" {
 		if p.router, err = listen(cfg.Replay, cfg.Rank); err != nil {
-			p.pub.Close()
+			if p.pub != nil {
+				p.pub.Close()
+			}
 			return nil, err
 		}
 	}
 	p.loop.Add(1)
 	go p.run()
-	p.accept(p.pub, zmq4.Pub)
+	if p.pub != nil {
+		p.accept(p.pub, zmq4.Pub)
+	} else {
+		p.peers.Go(func() { p.connect(ctx) })
+	}
 	if p.router != nil {
 		p.accept(p.router, zmq4.Router)
 	}
@@ -107,8 +118,13 @@ func listen(endpoint string, rank int) (net.Listener, error) {
 	return l, nil
 }
 
-// Addr returns the address of the PUB socket.
-func (p *Publisher) Addr() net.Addr { return p.pub.Addr() }
+// Addr returns the address of the PUB socket, nil where it connects.
+func (p *Publisher) Addr() net.Addr {
+	if p.pub == nil {
+		return nil
+	}
+	return p.pub.Addr()
+}
 
 // ReplayAddr returns the address of the ROUTER socket, nil without one.
 func (p *Publisher) ReplayAddr() net.Addr {
@@ -165,9 +181,11 @@ func (p *Publisher) Close() error {
 	p.mu.Unlock()
 	close(p.queue)
 	p.loop.Wait() // everything is in the subscribers' queues
-	err := p.pub.Close()
-	if p.router != nil {
-		err = errors.Join(err, p.router.Close())
+	var err error
+	for _, l := range []net.Listener{p.pub, p.router} {
+		if l != nil {
+			err = errors.Join(err, l.Close())
+		}
 	}
 	deadline := time.Now().Add(p.cfg.Linger)
 	p.mu.Lock()
@@ -175,7 +193,7 @@ func (p *Publisher) Close() error {
 		_ = q.conn.SetDeadline(deadline) // a connection that is gone already has nothing to wait for
 	}
 	p.mu.Unlock()
-	close(p.closing)
+	p.end()
 	p.peers.Wait()
 	return err
 }
@@ -254,10 +272,37 @@ func (p *Publisher) accept(l net.Listener, kind zmq4.SocketType) {
 			p.peers.Add(1)
 			go func() {
 				defer p.peers.Done()
-				p.serve(conn, kind)
+				p.serve(conn, kind, Bind)
 			}()
 		}
 	}()
+}
+
+// How long a publisher that connects waits before it tries again, at least and
+// at most; the time doubles with each try that failed.
+const (
+	minRetry = 100 * time.Millisecond
+	maxRetry = 10 * time.Second
+)
+
+// connect keeps a connection to the subscriber's socket until the publisher closes.
+func (p *Publisher) connect(ctx context.Context) {
+	addr, _ := address(p.cfg.Endpoint, p.cfg.Rank) // validated
+	level := slog.LevelWarn                        // once, until a connection stands again
+	for retry := minRetry; ; retry = min(2*retry, maxRetry) {
+		d := net.Dialer{Timeout: handshakeTimeout}
+		conn, err := d.DialContext(ctx, "tcp", addr)
+		if err == nil && p.serve(conn, zmq4.Pub, Connect) {
+			retry, level = minRetry, slog.LevelWarn
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(retry):
+		}
+		p.cfg.Log.Log(ctx, level, "no connection to the subscriber, trying again", "endpoint", p.cfg.Endpoint, "address", addr, "error", err)
+		level = slog.LevelDebug
+	}
 }
 
 // add registers a connection, which has limited time for its handshake; it is

@@ -1,8 +1,9 @@
 """A subscriber on pyzmq and msgpack. It prints every message as one line of JSON:
 {"topic", "seq", "time", "events", "rank"}; bytes are {"hex": "..."}.
 
-    subscriber.py sub ENDPOINT TOPIC COUNT   receives so many messages
-    subscriber.py replay ENDPOINT START      asks for a replay and reads it to its end
+    subscriber.py sub ENDPOINT TOPIC COUNT      receives so many messages
+    subscriber.py listen ENDPOINT TOPIC COUNT   the same, where the publisher connects
+    subscriber.py replay ENDPOINT START         asks for a replay and reads it to its end
 """
 
 import json
@@ -26,12 +27,15 @@ def show(frames):
 def main():
     mode, endpoint, what = sys.argv[1:4]
     context = zmq.Context()
-    socket = context.socket(zmq.SUB if mode == "sub" else zmq.DEALER)
+    socket = context.socket(zmq.DEALER if mode == "replay" else zmq.SUB)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVTIMEO, PATIENCE)
-    if mode == "sub":
+    if mode != "replay":
         socket.setsockopt_string(zmq.SUBSCRIBE, what)
-        socket.connect(endpoint)
+        if mode == "listen":
+            socket.bind(endpoint)
+        else:
+            socket.connect(endpoint)
         for _ in range(int(sys.argv[4])):
             show(socket.recv_multipart())
         return
