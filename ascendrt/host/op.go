@@ -149,6 +149,7 @@ func (d *device) bind(x *node) error {
 	return nil
 }
 
+//go:nocheckptr
 func typed[T any](b []byte) []T {
 	var zero T
 	if len(b) == 0 {

@@ -249,10 +249,7 @@ func (m *attentionRun) finish(sc *scratch, t span, done, n int, out, sums []floa
 	for i := range n {
 		at := (t.row+done+i)*m.y.stride + t.head*group*d
 		for g := range group {
-			row, sum := out[(i*group+g)*d:][:d], sums[i*group+g]
-			for k := range row {
-				row[k] /= sum
-			}
+			divide(out[(i*group+g)*d:][:d], sums[i*group+g])
 		}
 		row := out[i*group*d:][:group*d]
 		if m.y.typ == ascendrt.Float32 {
@@ -260,5 +257,12 @@ func (m *attentionRun) finish(sc *scratch, t span, done, n int, out, sums []floa
 		} else {
 			arith.ToBF16(m.y.u16()[at:][:group*d], row)
 		}
+	}
+}
+
+//go:norace
+func divide(row []float32, by float32) {
+	for i := range row {
+		row[i] /= by
 	}
 }

@@ -39,6 +39,8 @@ func (s *opState) lookupRows(ids, table, y arg, what string) (func(*scratch) err
 }
 
 // norm writes y = x / sqrt(mean(x²) + eps) · w; y may be x.
+//
+//go:norace
 func norm(y, x, w []float32, eps float32) {
 	ss := arith.SumSquares(x)
 	inv := 1 / arith.Sqrt(ss/float32(len(x))+eps)
@@ -85,9 +87,7 @@ func (s *opState) addRMSNorm(at ascendrt.NormAttr) {
 				in := x.load(r, sc.f(1, x.row))
 				old := res.load(r, sc.f(2, res.row))
 				sum := res.dest(r, sc.f(3, res.row))
-				for i := range sum {
-					sum[i] = old[i] + in[i]
-				}
+				addRow(sum, old, in)
 				res.store(r, sum)
 				sum = res.load(r, sum) // the stored value, rounded
 				out := y.dest(r, sc.f(4, y.row))
@@ -99,15 +99,23 @@ func (s *opState) addRMSNorm(at ascendrt.NormAttr) {
 	}
 }
 
+// addRow writes y = a + b; y may be either.
+//
+//go:norace
+func addRow(y, a, b []float32) {
+	a, b = a[:len(y)], b[:len(y)]
+	for i := range y {
+		y[i] = a[i] + b[i]
+	}
+}
+
 func (s *opState) add(at ascendrt.AddAttr) {
 	s.make = func(a []arg, _ [][]int64) (func(*scratch) error, error) {
 		return func(sc *scratch) error {
 			for r := range a[0].rows {
 				p, q := a[0].load(r, sc.f(0, at.Dim)), a[1].load(r, sc.f(1, at.Dim))
 				out := a[2].dest(r, sc.f(2, at.Dim))
-				for i := range out {
-					out[i] = p[i] + q[i]
-				}
+				addRow(out, p, q)
 				a[2].store(r, out)
 			}
 			return nil
@@ -142,6 +150,8 @@ func (s *opState) rope(at ascendrt.RopeAttr) {
 }
 
 // rotate turns the halves of one head against each other, in place.
+//
+//go:norace
 func rotate(x, cs []float32) {
 	half := len(x) / 2
 	a, b, c, s := x[:half], x[half:], cs[:half], cs[half:]

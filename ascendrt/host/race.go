@@ -7,8 +7,8 @@ import (
 	"unsafe"
 )
 
-// The kernels in assembly are invisible to the race detector: an operation
-// reports its operands here.
+// The kernels in assembly are invisible to the race detector, and those in Go that
+// work on one row are made so: an operation reports its operands here, as wholes.
 
 func raceRead(b []byte) {
 	if len(b) > 0 {

@@ -40,6 +40,7 @@ func (o Origin) String() string {
 	return "start"
 }
 
+//go:norace
 func mulAccGo(c []float32, cs int, a []float32, as int, b []float32, bs int, rows, k, cols int, from Origin) {
 	for r := range rows {
 		cr := c[r*cs : r*cs+cols]
@@ -67,6 +68,7 @@ func TransposeInto(dst []float32, ds int, src []float32, ss, rows, n int) {
 	transpose(dst, ds, src, ss, rows, n)
 }
 
+//go:norace
 func transposeGo(dst []float32, ds int, src []float32, ss, rows, from, n int) {
 	for i := range rows {
 		s := src[i*ss : i*ss+n]
@@ -122,6 +124,7 @@ func Exp(x float32) float32 { return exp1(x) }
 // ExpSub replaces each x by exp(float32(x·scale) − m).
 func ExpSub(x []float32, scale, m float32) { expSub(x, scale, m) }
 
+//go:norace
 func expSubGo(x []float32, scale, m float32) {
 	for i, v := range x {
 		x[i] = exp1(float32(v*scale) - m)
@@ -134,6 +137,7 @@ func SiluMul(y, g, u []float32) {
 	siluMul(y, g, u)
 }
 
+//go:norace
 func siluMulGo(y, g, u []float32) {
 	for i, v := range g {
 		y[i] = float32(v/(1+exp1(-v))) * u[i]
@@ -149,6 +153,7 @@ func Max(x []float32) float32 {
 	return maxOf(x)
 }
 
+//go:norace
 func maxGo(x []float32, m float32) float32 {
 	for _, v := range x {
 		if v > m {
@@ -160,6 +165,8 @@ func maxGo(x []float32, m float32) float32 {
 
 // Sums adds each of rows rows of x (row stride xs, n[r] elements of row r) in
 // ascending order and stores the sums. Four rows advance together.
+//
+//go:norace
 func Sums(dst []float32, x []float32, xs int, n []int) {
 	r := 0
 	for ; r+4 <= len(n); r += 4 {
@@ -179,6 +186,7 @@ func Sums(dst []float32, x []float32, xs int, n []int) {
 	}
 }
 
+//go:norace
 func sumFrom(s float32, x []float32) float32 {
 	for _, v := range x {
 		s += v
@@ -187,6 +195,8 @@ func sumFrom(s float32, x []float32) float32 {
 }
 
 // SumSquares is Σ x² in ascending order, each square rounded.
+//
+//go:norace
 func SumSquares(x []float32) float32 {
 	var s float32
 	for _, v := range x {
@@ -201,6 +211,7 @@ func Sqrt(x float32) float32 { return float32(math.Sqrt(float64(x))) }
 // FromBF16 widens.
 func FromBF16(dst []float32, src []uint16) { fromBF16(dst, src[:len(dst)]) }
 
+//go:norace
 func fromBF16Go(dst []float32, src []uint16) {
 	src = src[:len(dst)]
 	for i, v := range src {
@@ -211,6 +222,7 @@ func fromBF16Go(dst []float32, src []uint16) {
 // ToBF16 rounds to nearest even; NaN stays NaN.
 func ToBF16(dst []uint16, src []float32) { toBF16(dst, src[:len(dst)]) }
 
+//go:norace
 func toBF16Go(dst []uint16, src []float32) {
 	src = src[:len(dst)]
 	for i, v := range src {
