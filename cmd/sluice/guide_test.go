@@ -307,5 +307,6 @@ func TestEngineMembersAreDocumented(t *testing.T) {
 	}
 	look(reflect.TypeFor[engine.KVTransfer]())
 	look(reflect.TypeFor[engine.Additional]())
+	look(reflect.TypeFor[engine.KVEvents]())
 	require.Greater(t, len(seen), 4)
 }

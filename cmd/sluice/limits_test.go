@@ -93,14 +93,17 @@ func TestTextBeyondChoice(t *testing.T) {
 	questions := filepath.Join(dir, "q.jsonl")
 	require.NoError(t, os.WriteFile(questions, []byte(`{"question":"a","answer":"#### 1"}`+"\n"), 0o600))
 	for line, want := range map[string]string{
-		"serve --port 0 --num-kv-blocks 1":                         "num-kv-blocks is 1, must be at least 256",
-		"serve --port 0 --dump-dir " + dir + "/none":               "dump-dir is " + dir + "/none, must be a folder that exists",
-		"serve --port 0 --watermark 1":                             "watermark is 1, must be",
-		"eval --file " + questions + " --shots 0 --url nosuch":     `--url "nosuch"`,
-		"eval --file " + questions + " --shots 0 --url ftp://h":    `--url "ftp://h"`,
-		"bench --url http://127.0.0.1:1 --watch nosuch":            `--watch "nosuch"`,
-		"bench --url http://127.0.0.1:1 --trace none --ids nosuch": `--ids: ids "nosuch"`,
-		"sim --hop 1 --ranks 3 --max-instances 2":                  "--hop is 1, which --preset append-prefill does not read: it goes with --measured\n--max-instances is 2, which --preset append-prefill does not read: it goes with --plan\n--ranks is 3, which --preset append-prefill does not read: it goes with --trace or --gaps or --plan",
+		"serve --port 0 --num-kv-blocks 1":                                 "num-kv-blocks is 1, must be at least 256",
+		"serve --port 0 --dump-dir " + dir + "/none":                       "dump-dir is " + dir + "/none, must be a folder that exists",
+		"serve --port 0 --watermark 1":                                     "watermark is 1, must be",
+		`serve --port 0 --kv-events-config {"enable_kv_cache_evnts":true}`: `kv-events-config: there is no member "enable_kv_cache_evnts"; did you mean "enable_kv_cache_events"?`,
+		`serve --port 0 --kv-events-config {"publisher":"kafka"}`:          `kv-events-config.publisher is "kafka", must be zmq or null`,
+		`serve --port 0 --kv-events-config {"endpoint":"ipc:///x"}`:        `kv-events-config.endpoint is "ipc:///x", must be tcp://host:port`,
+		"eval --file " + questions + " --shots 0 --url nosuch":             `--url "nosuch"`,
+		"eval --file " + questions + " --shots 0 --url ftp://h":            `--url "ftp://h"`,
+		"bench --url http://127.0.0.1:1 --watch nosuch":                    `--watch "nosuch"`,
+		"bench --url http://127.0.0.1:1 --trace none --ids nosuch":         `--ids: ids "nosuch"`,
+		"sim --hop 1 --ranks 3 --max-instances 2":                          "--hop is 1, which --preset append-prefill does not read: it goes with --measured\n--max-instances is 2, which --preset append-prefill does not read: it goes with --plan\n--ranks is 3, which --preset append-prefill does not read: it goes with --trace or --gaps or --plan",
 	} {
 		require.Contains(t, refused(t, strings.Fields(line)...), want, line)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"strings"
 	"time"
 
@@ -24,11 +25,11 @@ const deviceLost = 75
 
 func newServeCmd() *cobra.Command {
 	var (
-		cfg                                                                       engine.Config
-		run                                                                       server.RunOptions
-		transfer, additional, refusal, graphMode, policy, generation, speculative string
-		prefix, noPrefix, async, noAsync, noise                                   bool
-		level                                                                     logLevel
+		cfg                                                                               engine.Config
+		run                                                                               server.RunOptions
+		transfer, additional, refusal, graphMode, policy, generation, speculative, events string
+		prefix, noPrefix, async, noAsync, noise                                           bool
+		level                                                                             logLevel
 	)
 	cmd := &cobra.Command{
 		Use:   "serve",
@@ -45,7 +46,7 @@ drains. Exit status 75 means that the device is lost and a restart is needed.`,
     --additional-config '{"scheduler_config":{"decoder_append_prefill_enable":true}}'`,
 		Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
-			var errs [7]error
+			var errs [8]error
 			cfg.KVTransfer, errs[0] = engine.ParseKVTransfer(transfer)
 			cfg.Additional, errs[1] = engine.ParseAdditional(additional)
 			cfg.AppendRefusal, errs[2] = engine.ParseAppendRefusal(refusal)
@@ -53,11 +54,13 @@ drains. Exit status 75 means that the device is lost and a restart is needed.`,
 			cfg.GraphPolicy, errs[4] = graphs.ParsePolicy(policy)
 			cfg.Speculative, errs[6] = engine.ParseSpeculative(speculative)
 			cfg.Generation, errs[5] = engine.ParseGeneration(generation)
+			cfg.KVEvents, errs[7] = engine.ParseKVEvents(events)
 			return errors.Join(errs[:]...)
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.NoPrefix = noPrefix || !prefix
 			cfg.Sync = noAsync || !async
+			cfg.HashSeed = os.Getenv("PYTHONHASHSEED")
 			if noise {
 				run.Noise = server.NoiseAllowed
 			}
@@ -103,6 +106,7 @@ drains. Exit status 75 means that the device is lost and a restart is needed.`,
 	f.BoolVar(&cfg.Eager, "enforce-eager", false, "use no graphs")
 	f.StringVar(&speculative, "speculative-config", "", `JSON object: method "ngram", num_speculative_tokens, prompt_lookup_max, prompt_lookup_min; steps then do not overlap`)
 	f.StringVar(&transfer, "kv-transfer-config", "", "JSON object: kv_connector, kv_role and their options")
+	f.StringVar(&events, "kv-events-config", "", "JSON object: enable_kv_cache_events, publisher, endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic, event_form")
 	f.StringVar(&additional, "additional-config", "", "JSON object: scheduler_config")
 	f.IntVar(&cfg.Runner, "model-runner", 1, "generation of executors that steps are planned for: 1, resumed requests are known; 2, they come as new ones")
 	f.IntVar(&cfg.KVPort, "kv-port", 0, "port of the connector's side channel of rank 0; 0: any free one")

@@ -50,6 +50,8 @@ type Config struct {
 	GraphMetrics bool              // logs a table of graph use every 10 s and at the end
 
 	KVTransfer KVTransfer
+	KVEvents   KVEvents
+	HashSeed   string // text that the hashes of blocks in KV events begin with, vLLM's PYTHONHASHSEED: equal seeds give equal hashes
 	Additional Additional
 	KVPort     int // port of the connector's side channel of rank 0; rank r listens on KVPort+r; 0: any free port
 	Runner     int // generation of executors that plans are made for, 1 or 2; default 1
@@ -297,6 +299,7 @@ func (c *choices) validate() error {
 	}
 	errs = append(errs, d.Additional.Scheduler.AppendGuards.validate(&d.Config)...)
 	errs = append(errs, d.Speculative.validate(&d.Config)...)
+	errs = append(errs, d.KVEvents.validate(&d.Config)...)
 	errs = append(errs, d.foreign()...)
 	return errors.Join(append(errs, d.conflicts()...)...)
 }
@@ -328,6 +331,12 @@ func (c Config) Warnings() []string {
 	var out []string
 	if c.ExpertParallel && c.DataParallel == 1 {
 		out = append(out, "enable-expert-parallel has no effect on one rank")
+	}
+	if c.KVEvents.idle() {
+		out = append(out, "kv-events-config has no effect without enable_kv_cache_events")
+	}
+	if c.KVEvents.on() && c.NoPrefix {
+		out = append(out, "kv-events-config: without prefix caching nothing is cached, so there are no events")
 	}
 	if c.KVTransfer.Role == RoleProducer {
 		if c.Additional.Scheduler.DecoderAppendPrefill {

@@ -9,9 +9,9 @@
 //	take what was posted and what the connector reports
 //	plan a step, hand its connector work over, submit its rows
 //	when as many steps are in flight as allowed: wait for the oldest, apply it,
-//	    and pass its outputs to their streams
+//	    tell what it did to the cache, and pass its outputs to their streams
 //	when there is nothing to do: sleep until something arrives or is due
 //
-// Goroutines: one per rank, one writer per trace, and those of connectors and
-// devices. Close ends all of them.
+// Goroutines: one per rank, one writer per trace, and those of connectors,
+// publishers of KV events and devices. Close ends all of them.
 package engine

@@ -146,6 +146,9 @@ func newRank(ctx context.Context, cfg Config, index int, base string, loaded *lo
 	if cfg.Sync {
 		r.limit = 1
 	}
+	if err := r.openEvents(); err != nil { // before what takes long
+		return nil, err
+	}
 	if o.Open == nil {
 		o.Open = func(int) (ascendrt.Device, error) {
 			b, ordinal, err := backends.Find(cfg.Device)
@@ -211,7 +214,9 @@ func newRank(ctx context.Context, cfg Config, index int, base string, loaded *lo
 	if cfg.NoPrefix {
 		caching = kvcache.CachingOff
 	}
-	r.cache, err = kvcache.New(kvcache.Config{Blocks: blocks, BlockSize: cfg.BlockSize, Caching: caching, MaxInFlight: cfg.MaxTokens * r.limit, LeaseShare: cfg.leaseShare()})
+	r.cache, err = kvcache.New(kvcache.Config{
+		Blocks: blocks, BlockSize: cfg.BlockSize, Caching: caching, MaxInFlight: cfg.MaxTokens * r.limit, LeaseShare: cfg.leaseShare(), Events: cfg.cacheEvents(),
+	})
 	if err != nil {
 		return nil, err
 	}

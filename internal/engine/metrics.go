@@ -16,7 +16,8 @@ import (
 // and meaning, others begin with sluice_. Labels are bounded: model, rank, and
 // reasons from fixed lists.
 type metrics struct {
-	model string
+	model    string
+	registry prometheus.Registerer
 
 	running, waiting, waitingBy, usage, cacheInfo, blocks, blockBytes, info *prometheus.GaugeVec
 
@@ -64,7 +65,7 @@ func newMetrics(reg prometheus.Registerer, model string) *metrics {
 	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "go_goroutines", Help: "Goroutines of the process."},
 		func() float64 { return float64(runtime.NumGoroutine()) }))
 	return &metrics{
-		model: model,
+		model: model, registry: reg,
 
 		running:    gauge("vllm:num_requests_running", "Requests that run."),
 		waiting:    gauge("vllm:num_requests_waiting", "Requests that wait to run."),

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"github.com/sluice-serving/sluice/connector"
+	"github.com/sluice-serving/sluice/kvcache"
 	"github.com/sluice-serving/sluice/scheduler"
 )
 
@@ -20,6 +21,7 @@ type Scheduler interface {
 	EndTurn(session string, end scheduler.TurnEnd) error
 	LeasedUntil(session string) (until scheduler.Time, tokens int)
 	ResetCache(scheduler.Reset) error
+	TakeEvents([]kvcache.Event) []kvcache.Event
 	Drain()
 
 	Config() scheduler.Config

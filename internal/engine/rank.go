@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-serving/sluice/connector"
 	"github.com/sluice-serving/sluice/internal/engine/executor"
 	"github.com/sluice-serving/sluice/kvcache"
+	"github.com/sluice-serving/sluice/kvcache/publish"
 	"github.com/sluice-serving/sluice/scheduler"
 )
 
@@ -32,6 +33,7 @@ type rank struct {
 	party   *party // nil: its steps are its own
 	sched   Scheduler
 	cache   *kvcache.Cache
+	pub     *publish.Publisher // of KV events; nil: none
 	exec    *executor.Executor
 	conn    connector.Scheduler // nil if the engine has no connector
 	worker  connector.Worker    // nil if the engine has no connector
@@ -347,6 +349,7 @@ func (r *rank) settle(ctx context.Context) error {
 	if err := r.transferOps(r.seq); err != nil {
 		return err
 	}
+	r.tell()
 	r.gauges() // whoever has an answer finds its end in the metrics
 	now = time.Now()
 	for i := range outs {

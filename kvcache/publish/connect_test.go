@@ -90,13 +90,13 @@ func TestConnectToNobody(t *testing.T) {
 
 // A SUB socket of libzmq that listens reads what a publisher sends that connects to it.
 func TestPythonSubscriberListens(t *testing.T) {
-	python := pyzmq(t)
+	interpreter := python(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	endpoint := "tcp://" + l.Addr().String()
 	require.NoError(t, l.Close())
 	p := start(t, Config{Attach: Connect, Endpoint: endpoint, Topic: "kv@pod1"})
-	cmd := exec.CommandContext(t.Context(), python, "testdata/subscriber.py", "listen", endpoint, "kv@", "2")
+	cmd := exec.CommandContext(t.Context(), interpreter, "testdata/subscriber.py", "listen", endpoint, "kv@", "2")
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())

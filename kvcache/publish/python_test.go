@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/hex"
 	"encoding/json"
-	"os"
 	"os/exec"
 	"strconv"
 	"testing"
@@ -12,24 +11,18 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluice-serving/sluice/internal/testkit/pyzmq"
 	"github.com/sluice-serving/sluice/kvcache"
 )
 
-// pyzmq finds a Python that has zmq and msgpack: the one of the path, or the
-// system's, whose packages are Debian's.
-func pyzmq(t *testing.T) string {
+// python gives the interpreter of subscribers, or skips the test.
+func python(t *testing.T) string {
 	t.Helper()
-	for _, name := range []string{"python3", "/usr/bin/python3"} {
-		if exec.Command(name, "-c", "import zmq, msgpack").Run() == nil {
-			return name
-		}
+	name := pyzmq.Find(t)
+	if name == "" {
+		t.Skip(pyzmq.Missing)
 	}
-	const missing = "no python3 with zmq and msgpack (Debian: python3-zmq python3-msgpack)"
-	if os.Getenv("SLUICE_NEED_LIBZMQ") != "" {
-		t.Fatal(missing)
-	}
-	t.Skip(missing)
-	return ""
+	return name
 }
 
 // values is JSON as values that keep every digit.
@@ -48,7 +41,7 @@ func values(t *testing.T, text []byte) (all []any) {
 // foreign runs the Python subscriber beside do, and gives what it printed.
 func foreign(t *testing.T, do func(), args ...string) []any {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), pyzmq(t), append([]string{"testdata/subscriber.py"}, args...)...)
+	cmd := exec.CommandContext(t.Context(), python(t), append([]string{"testdata/subscriber.py"}, args...)...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	require.NoError(t, cmd.Start())
@@ -63,7 +56,7 @@ type object = map[string]any
 // payload as they were published, in both forms of events and of hashes, and
 // replays what it missed.
 func TestPythonSubscriber(t *testing.T) {
-	pyzmq(t)
+	python(t)
 	ns := kvcache.Namespace{Salt: "pepper", LoRA: kvcache.LoRA{ID: 7, Name: "sql"}}
 	h, err := kvcache.NewHasher(kvcache.SHA256CBOR, "0", kvcache.SharedScope)
 	require.NoError(t, err)
