@@ -12,7 +12,8 @@
 //     call can still be touched by it, also when the context ends first.
 //  2. A write is complete when the peer has stored the bytes. After a failed
 //     write the peer's bytes are undefined until the peer has revoked the
-//     capability that the write used.
+//     capability that the write used; until then it may also still read the local
+//     ones, where it fetches them.
 //  3. Every access by a peer needs a capability, which names units of regions
 //     and a direction. Revoke returns when no access under it can still touch
 //     memory. A transport that cannot check accesses (one-sided hardware)

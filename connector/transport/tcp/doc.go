@@ -29,6 +29,9 @@
 //	read   → lend;  back           → done, an error if the grant has ended meanwhile
 //	offer                          → done
 //
+// What was offered and not answered before its connection broke is not sent again: the peer
+// may still be fetching.
+//
 // Where both sides have a Near they exchange cards behind the hello, and the
 // same three kinds, flagged, move device memory, fetched by the device. Between
 // two that both know it, a read of blocks names regions and blocks once, in place of

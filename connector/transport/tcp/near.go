@@ -249,7 +249,7 @@ func (s *slot) offerNear(c *chunk, request []byte) (bool, error) {
 	if !ok {
 		return false, nil
 	}
-	return true, s.w.send(header{kind: kindOffer, flags: flagNear, id: s.id}, b)
+	return true, s.show(c, header{kind: kindOffer, flags: flagNear, id: s.id}, b)
 }
 
 // chunkBytes is the greatest part of a transfer on one connection: where no

@@ -252,6 +252,39 @@ func TestRevokeWhileNeighbourCopies(t *testing.T) {
 	}
 }
 
+// A write whose owner fetches longer than the writer waits fails, and is not sent again: the
+// first fetch would end behind the second, when the memory is another's.
+func TestStalledFetchIsNotRepeated(t *testing.T) {
+	nb := newBeside()
+	x, y, segs, _, write, _, _ := nearSides(t, Config{Near: newBeside(), StallTimeout: 200 * time.Millisecond}, Config{Near: nb})
+	p, err := x.Connect(t.Context(), y.Address())
+	require.NoError(t, err)
+	goOn := make(chan struct{})
+	fetches := 0
+	nb.fetching = func() { fetches++; <-goOn }
+	err = p.Write(t.Context(), write, segs[:1])
+	require.ErrorIs(t, err, transport.ErrStalled)
+	require.Equal(t, []int{0}, transport.FailedSegments(err, 1))
+	close(goOn)
+	require.NoError(t, p.Close())
+	require.NoError(t, y.Close())
+	require.Equal(t, 1, fetches)
+	require.Zero(t, x.Stats().Retries)
+}
+
+// A write finds that the owner has hung up on an idle connection, and takes another one.
+func TestWriteBehindALongPause(t *testing.T) {
+	x, y, segs, _, write, mx, my := nearSides(t, Config{Near: newBeside(), Conns: 1}, Config{Near: newBeside(), IdleTimeout: 200 * time.Millisecond})
+	p, err := x.Connect(t.Context(), y.Address())
+	require.NoError(t, err)
+	for i := range 2 {
+		mx[i]++
+		require.NoError(t, p.Write(t.Context(), write, segs))
+		require.Eventually(t, func() bool { return y.Stats().OpenConns == 0 }, 20*time.Second, time.Millisecond)
+	}
+	same(t, segs, mx, my)
+}
+
 // A neighbour that goes away while nothing is asked of it is let go of at once,
 // and a new one is met at the next use.
 func TestIdleNeighbourGoesAway(t *testing.T) {

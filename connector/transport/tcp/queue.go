@@ -32,6 +32,7 @@ type chunk struct {
 	attempts    int
 	slot        *slot // in flight on
 	far         bool  // it has to travel on the connection
+	shown       bool  // of a write: the peer was told where it lies, and fetches it
 	units       *unitsRead
 	msg         []byte
 }

@@ -174,8 +174,12 @@ func (s *slot) broken(pending []*chunk, err error) []*chunk {
 		err = fmt.Errorf("%w: %v", transport.ErrUnreachable, err)
 	}
 	for _, c := range pending {
+		again := again
 		if s.idle { // the peer had hung up before, which says nothing about now
 			c.attempts--
+		}
+		if c.shown && (!s.idle || errors.Is(err, transport.ErrStalled)) {
+			again = final // it may be fetching still, when the memory is another's long since
 		}
 		s.p.finish(c, err, again)
 	}
@@ -203,6 +207,7 @@ func (s *slot) disconnect() {
 // start sends a request, and for a write its payload. The first error is of
 // the local memory, the second of the connection.
 func (s *slot) start(c *chunk) (error, error) {
+	c.shown = false
 	if err := s.connect(); err != nil {
 		return nil, err
 	}
@@ -218,7 +223,7 @@ func (s *slot) start(c *chunk) (error, error) {
 	if s.w.offer && o.kind == kindWrite {
 		offer := append(binary.LittleEndian.AppendUint32(nil, uint32(len(payload))), payload...)
 		if b, ok := s.p.t.appendLend(offer, c.pieces, s.w.crc); ok {
-			return nil, s.w.send(header{kind: kindOffer, id: s.id}, b)
+			return nil, s.show(c, header{kind: kindOffer, id: s.id}, b)
 		}
 	}
 	if o.kind == kindWrite {
@@ -237,6 +242,13 @@ func (s *slot) start(c *chunk) (error, error) {
 		return nil, err
 	}
 	return s.w.sendData(s.id, &cursor{pieces: c.pieces}, c.total, func() error { return nil })
+}
+
+// show tells the peer where pieces lie that it then fetches.
+func (s *slot) show(c *chunk, h header, b []byte) error {
+	err := s.w.send(h, b)
+	c.shown = err == nil // else it has not got all of it
+	return err
 }
 
 // receive takes the answer to a chunk. The first error is the chunk's, with
