@@ -87,8 +87,12 @@ func (s *Scheduler) copyEnded(j *job) {
 	if j.failed {
 		s.stats.Failed++
 	} else {
-		for _, x := range j.publish {
-			s.pool.publish(x)
+		for i, x := range j.publish {
+			if s.pool.publish(x) && len(j.told) > 0 {
+				t := &j.told[i]
+				s.pool.slots[x].name = t.hash
+				s.journal.recordStored(t, s.cfg.Groups[t.group], s.cfg.BlockSize)
+			}
 		}
 	}
 	rec := s.records[j.request]

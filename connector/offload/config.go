@@ -38,7 +38,11 @@ type Config struct {
 	Policy    Policy
 	Save      time.Duration // deadline of a save; default 10 s
 	Load      time.Duration // deadline of a load; default 30 s
-	Files     []Key         // what the worker's file tier holds at the start; see Worker.Files
+	// Events switches the recording of what becomes matchable in host memory, and
+	// of what leaves it; see Scheduler.TakeEvents. The default medium is "CPU". The
+	// hashes are those of a cache with the same algorithm and seed.
+	Events kvcache.Events
+	Files  []Key // what the worker's file tier holds at the start; see Worker.Files
 }
 
 func (c Config) withDefaults() Config {
@@ -71,6 +75,9 @@ func (c Config) Validate() error {
 	}
 	if len(c.Groups) > 255 {
 		errs = append(errs, fmt.Errorf("offload: %d KV groups", len(c.Groups)))
+	}
+	if _, err := newJournal(c.Events); err != nil || c.Events.Mode > kvcache.EventsOn {
+		errs = append(errs, errors.Join(errors.New("offload: Events"), err))
 	}
 	if c.Sharing == Turns {
 		for i, g := range c.Groups {

@@ -25,7 +25,7 @@
 //     chain hash; a partial block belongs to one request. Sharing needs groups
 //     that are all full attention.
 //  5. A slot is matchable when its copy has been reported as complete by every
-//     worker, never before.
+//     worker, never before. Events say when, and when it is no more.
 //  6. A failed save ends the record: the request recomputes. A failed load names
 //     its blocks; the host copy stays until the load has been reported.
 //  7. A host tier larger than the memory that is there is an error at the start.

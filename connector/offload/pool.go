@@ -1,6 +1,10 @@
 package offload
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/sluice-serving/sluice/kvcache"
+)
 
 // slot is a host block.
 type slot int32
@@ -28,24 +32,25 @@ const (
 
 // pool is the scheduler's account of the host blocks.
 type pool struct {
-	slots []struct {
-		state slotState
-		refs  int
-		key   Key
-	}
+	slots  []slotUse
 	free   []slot
-	index  map[Key]slot // pending and shared
-	order  evictor      // shared
-	unused int          // shared with no user: what eviction can free
+	index  map[Key]slot   // pending and shared
+	order  evictor        // shared
+	unused int            // shared with no user: what eviction can free
+	gone   func(*slotUse) // is told what was shared and named, and is forgotten; may be nil
+}
+
+// slotUse is what a slot holds, and for how many.
+type slotUse struct {
+	state slotState
+	refs  int
+	key   Key
+	name  kvcache.Hash // in events; zero: it was not told of
 }
 
 func newPool(n int, p Policy) *pool {
 	h := &pool{index: map[Key]slot{}, order: newEvictor(p, n)}
-	h.slots = make([]struct {
-		state slotState
-		refs  int
-		key   Key
-	}, n)
+	h.slots = make([]slotUse, n)
 	for i := n - 1; i >= 0; i-- {
 		h.free = append(h.free, slot(i))
 	}
@@ -80,7 +85,10 @@ func (p *pool) alloc(n int) ([]slot, bool) {
 func (p *pool) forget(s slot) {
 	x := &p.slots[s]
 	delete(p.index, x.key)
-	x.state, x.key = slotFree, Key{}
+	if p.gone != nil && !x.name.IsZero() {
+		p.gone(x)
+	}
+	*x = slotUse{}
 	p.unused--
 	p.free = append(p.free, s)
 }
@@ -95,12 +103,15 @@ func (p *pool) promise(s slot, k Key) {
 	p.index[k] = s
 }
 
-// publish makes a promised slot matchable.
-func (p *pool) publish(s slot) {
-	if x := &p.slots[s]; x.state == slotPending {
-		x.state = slotShared
-		p.order.add(s, x.key)
+// publish makes a promised slot matchable, and reports whether it was promised.
+func (p *pool) publish(s slot) bool {
+	x := &p.slots[s]
+	if x.state != slotPending {
+		return false
 	}
+	x.state = slotShared
+	p.order.add(s, x.key)
+	return true
 }
 
 // find returns the slot of a key and whether it is matchable.

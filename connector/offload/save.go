@@ -67,6 +67,7 @@ func (s *Scheduler) Preempting(r *connector.Request, tables connector.Tables, co
 		if s.full(r, c.i, computed) {
 			s.pool.promise(x, s.key(r, c.g, c.i))
 			j.publish = append(j.publish, x)
+			s.announce(j, r, c.g, c.i)
 		}
 	}
 	s.stageSave(r, w, blocks, computed)
@@ -128,6 +129,7 @@ func (s *Scheduler) Finished(r *connector.Request, tables connector.Tables, end 
 		x, b := fresh[n], tables[c.g][c.i]
 		s.pool.promise(x, c.k)
 		j.slots, j.publish = append(j.slots, x), append(j.publish, x)
+		s.announce(j, r, c.g, c.i)
 		_, filed := s.files[c.k]
 		w.items = append(w.items, item{group: c.g, block: b, slot: x, key: c.k, filed: !filed})
 		blocks[c.g] = append(blocks[c.g], b)

@@ -39,6 +39,7 @@ type Scheduler struct {
 	jobs    map[uint64]*job
 	lastJob uint64
 	ops     []connector.Op
+	journal journal
 	speed   float64 // seconds per token of loads, a moving average; 0: not measured
 	stats   Stats
 }
@@ -81,6 +82,7 @@ type job struct {
 	request  connector.RequestID
 	slots    []slot
 	publish  []slot // matchable once the copy is complete
+	told     []told // the same, where events are recorded
 	seen     uint64 // workers that have reported the copy
 	filed    uint64 // and the files
 	willFile bool   // the workers also write files
@@ -117,6 +119,12 @@ func NewScheduler(cfg Config) (*Scheduler, error) {
 	s := &Scheduler{
 		cfg: cfg, hasher: h, pool: newPool(cfg.Slots, cfg.Policy), files: make(map[Key]struct{}, len(cfg.Files)),
 		chains: map[connector.RequestID]*chain{}, records: map[connector.RequestID]*record{}, jobs: map[uint64]*job{},
+	}
+	if s.journal, err = newJournal(cfg.Events); err != nil {
+		return nil, err
+	}
+	if s.journal.hasher != nil {
+		s.pool.gone = func(x *slotUse) { s.journal.recordRemoved(int(x.key.Group), cfg.Groups[x.key.Group], x.name) }
 	}
 	for _, k := range cfg.Files {
 		s.files[k] = struct{}{}

@@ -245,7 +245,7 @@ func (r *rank) startScheduler(t *KVTransfer) (connector.Scheduler, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := offload.Config{BlockSize: r.cfg.BlockSize, Slots: slots, Files: r.links.offw.Files()}
+	c := offload.Config{BlockSize: r.cfg.BlockSize, Slots: slots, Files: r.links.offw.Files(), Events: r.cfg.cacheEvents()}
 	if t.Extra.ShareTurns {
 		c.Sharing = offload.Turns
 	}

@@ -18,6 +18,13 @@ func (e *Engine) DumpCache(ctx context.Context, rank int) (text string, idle boo
 	return b.String(), idle, err
 }
 
+// HostBlocks is how many blocks of shared content a rank has in host memory.
+func (e *Engine) HostBlocks(ctx context.Context, rank int) (n int, err error) {
+	r := e.ranks[rank]
+	err = r.call(ctx, func() { n = r.links.offload.Stats().Cached })
+	return n, err
+}
+
 // EventsAddr is where a rank's KV events are, and their replays.
 func (e *Engine) EventsAddr(rank int) (events, replay net.Addr) {
 	p := e.ranks[rank].pub

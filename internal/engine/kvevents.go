@@ -181,9 +181,14 @@ func (r *rank) openEvents() error {
 // tell sends what has happened to the cache up to the step that was applied. A
 // batch that finds no room is dropped and counted.
 func (r *rank) tell() {
-	if r.pub != nil {
-		_ = r.pub.Publish(r.sched.TakeEvents(nil))
+	if r.pub == nil {
+		return
 	}
+	var events []kvcache.Event
+	if r.links.offload != nil { // in front: a reset clears whatever was told before
+		events = r.links.offload.TakeEvents(nil)
+	}
+	_ = r.pub.Publish(r.sched.TakeEvents(events))
 }
 
 // publishes shows what a publisher counts, as it stands when somebody looks.

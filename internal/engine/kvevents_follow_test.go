@@ -63,15 +63,22 @@ type held struct {
 	tokens []kvcache.Token
 }
 
-// rebuild gives the blocks that are cached after the batches, by their hashes. An
-// event that does not fit what came before it is an error, and so is a hash that
-// is not the tokens'.
-func rebuild(batches []batch) (map[uint64]held, error) {
+// block names a block as events do.
+type block struct {
+	medium string
+	hash   uint64
+}
+
+// rebuild gives the blocks that are cached after the batches. An event that does
+// not fit what came before it is an error, and so is a hash that is not the
+// tokens'. A block of the device stands behind one that is there; in the host
+// tier that one may have gone before.
+func rebuild(batches []batch) (map[block]bool, error) {
 	hasher, err := kvcache.NewHasher(kvcache.SHA256CBOR, hashSeed, kvcache.SharedScope)
 	if err != nil {
 		return nil, err
 	}
-	blocks := map[uint64]held{}
+	blocks, known := map[block]bool{}, map[uint64]held{}
 	for _, b := range batches {
 		for _, e := range b.Events {
 			switch e.Type {
@@ -79,23 +86,23 @@ func rebuild(batches []batch) (map[uint64]held, error) {
 				clear(blocks)
 			case "BlockRemoved":
 				for _, h := range e.Hashes {
-					if _, ok := blocks[h]; !ok {
-						return nil, fmt.Errorf("batch %d removes %x, which is not there", b.Seq, h)
+					if !blocks[block{e.Medium, h}] {
+						return nil, fmt.Errorf("batch %d removes %x from %s, which is not there", b.Seq, h, e.Medium)
 					}
-					delete(blocks, h)
+					delete(blocks, block{e.Medium, h})
 				}
 			case "BlockStored":
 				var at held
 				if e.Parent != nil {
 					var ok bool
-					if at, ok = blocks[*e.Parent]; !ok {
+					if at, ok = known[*e.Parent]; !ok || e.Medium == "GPU" && !blocks[block{e.Medium, *e.Parent}] {
 						return nil, fmt.Errorf("batch %d stores behind %x, which is not there", b.Seq, *e.Parent)
 					}
 				} else if len(e.Extra) > 0 && len(e.Extra[0]) > 0 {
 					at.ns.Salt = e.Extra[0][0]
 				}
-				if e.BlockSize != blockSize || len(e.Tokens) != len(e.Hashes)*blockSize || e.Medium != "GPU" {
-					return nil, fmt.Errorf("batch %d: %d blocks of %d with %d tokens in %q", b.Seq, len(e.Hashes), e.BlockSize, len(e.Tokens), e.Medium)
+				if e.BlockSize != blockSize || len(e.Tokens) != len(e.Hashes)*blockSize {
+					return nil, fmt.Errorf("batch %d: %d blocks of %d with %d tokens", b.Seq, len(e.Hashes), e.BlockSize, len(e.Tokens))
 				}
 				all := append(slices.Clone(at.tokens), e.Tokens...)
 				chain := hasher.Chain(nil, &at.ns, all, blockSize)
@@ -104,10 +111,11 @@ func rebuild(batches []batch) (map[uint64]held, error) {
 					if chain[n].Uint64() != h {
 						return nil, fmt.Errorf("batch %d: block %d of %v is not %x", b.Seq, n, all, h)
 					}
-					if _, ok := blocks[h]; ok {
-						return nil, fmt.Errorf("batch %d stores %x twice", b.Seq, h)
+					if blocks[block{e.Medium, h}] {
+						return nil, fmt.Errorf("batch %d stores %x in %s twice", b.Seq, h, e.Medium)
 					}
-					blocks[h] = held{at.ns, all[:(n+1)*blockSize]}
+					blocks[block{e.Medium, h}] = true
+					known[h] = held{at.ns, all[:(n+1)*blockSize]}
 				}
 			default:
 				return nil, fmt.Errorf("batch %d: event %q", b.Seq, e.Type)
@@ -171,8 +179,8 @@ func (n *node) turn(rank int, salt string, prompt []kvcache.Token) (history []kv
 
 var position = regexp.MustCompile(`\[([\d ]+)\]:(\S+)`)
 
-// cached gives the hashes of what the rank's cache holds, from its tokens.
-func (n *node) cached(rank int) map[uint64]bool {
+// cached gives what the rank's cache holds, from its tokens.
+func (n *node) cached(rank int) map[block]bool {
 	n.Helper()
 	var text string
 	n.await("an idle rank", func() bool {
@@ -184,7 +192,7 @@ func (n *node) cached(rank int) map[uint64]bool {
 	})
 	hasher, err := kvcache.NewHasher(kvcache.SHA256CBOR, hashSeed, kvcache.SharedScope)
 	require.NoError(n, err)
-	out := map[uint64]bool{}
+	out := map[block]bool{}
 	var ns kvcache.Namespace
 	var path [][]kvcache.Token // what the lines above begin with, by their depth
 	for line := range strings.Lines(text) {
@@ -212,7 +220,7 @@ func (n *node) cached(rank int) map[uint64]bool {
 			}
 			if m[2] != "-" {
 				chain := hasher.Chain(nil, &ns, all, blockSize)
-				out[chain[len(chain)-1].Uint64()] = true
+				out[block{"GPU", chain[len(chain)-1].Uint64()}] = true
 			}
 		}
 		path = append(path[:depth], all)
@@ -370,13 +378,13 @@ func (n *node) agree(what string, rank int, followers ...*follower) {
 	n.Helper()
 	want := n.cached(rank)
 	for _, f := range followers {
-		var got map[uint64]bool
+		var got map[block]bool
 		var wrong error
 		end := time.Now().Add(patience)
 		for {
 			all, err := f.read()
 			require.NoError(n, err, f.name)
-			got, wrong = hashes(all)
+			got, wrong = rebuild(all)
 			if wrong == nil && maps.Equal(got, want) {
 				break
 			}
@@ -387,15 +395,6 @@ func (n *node) agree(what string, rank int, followers ...*follower) {
 		}
 	}
 	n.Logf("%s: rank %d has %d blocks", what, rank, len(want))
-}
-
-func hashes(all []batch) (map[uint64]bool, error) {
-	blocks, err := rebuild(all)
-	out := map[uint64]bool{}
-	for h := range blocks {
-		out[h] = true
-	}
-	return out, err
 }
 
 // count counts events of a kind.
@@ -505,16 +504,16 @@ func TestRoutersKnowWhatIsCached(t *testing.T) {
 		lostIsSeen(t, batches, want)
 
 		// Who comes late, or has lost some, asks for what is missing.
-		late, err := hashes(n.replay(rank, 0))
+		late, err := rebuild(n.replay(rank, 0))
 		require.NoError(t, err)
 		require.Equal(t, want, late)
 		from := len(batches) - 3
 		gap := append(slices.Clone(batches[:from]), batches[from+2:]...)
-		got, err := hashes(gap)
+		got, err := rebuild(gap)
 		require.True(t, err != nil || !maps.Equal(want, got), "the gap would be seen")
 		missing := n.replay(rank, int64(from))
 		require.Equal(t, batches[from:], missing)
-		got, err = hashes(append(slices.Clone(batches[:from]), missing...))
+		got, err = rebuild(append(slices.Clone(batches[:from]), missing...))
 		require.NoError(t, err)
 		require.Equal(t, want, got)
 		if interpreter != "" {
@@ -535,14 +534,14 @@ func TestRoutersKnowWhatIsCached(t *testing.T) {
 
 // lostIsSeen drops one event after the other of those since the last reset: what
 // is rebuilt without it is not what is cached.
-func lostIsSeen(t *testing.T, batches []batch, want map[uint64]bool) {
+func lostIsSeen(t *testing.T, batches []batch, want map[block]bool) {
 	t.Helper()
 	seen := 0
 	for i := len(batches) - 1; i >= 0; i-- {
 		for k := len(batches[i].Events) - 1; k >= 0; k-- {
 			short := slices.Clone(batches)
 			short[i].Events = slices.Delete(slices.Clone(batches[i].Events), k, k+1)
-			got, err := hashes(short)
+			got, err := rebuild(short)
 			require.True(t, err != nil || !maps.Equal(want, got), "batch %d without event %d", i, k)
 			seen++
 			if batches[i].Events[k].Type == "AllBlocksCleared" {
@@ -552,4 +551,52 @@ func lostIsSeen(t *testing.T, batches []batch, want map[uint64]bool) {
 		}
 	}
 	t.Fatal("no reset")
+}
+
+// What the host tier holds is told of as such: a block may be in one of the two,
+// or in both.
+func TestRoutersKnowTheHostTier(t *testing.T) {
+	transfer, err := engine.ParseKVTransfer(`{"kv_connector":"offload","kv_role":"kv_both","kv_connector_extra_config":{"enable_offload_prefix_caching":true,"offload_host_memory_ratio":0.5}}`)
+	require.NoError(t, err)
+	n := serve(t, engine.Config{
+		KVBlocks: 40, MaxModelLen: 512, MaxSeqs: 4, BlockSize: blockSize, DeviceWorkers: 1, Eager: true, KVTransfer: transfer,
+		HashSeed: hashSeed, KVEvents: engine.KVEvents{Enable: true, Endpoint: "tcp://127.0.0.1:0", Topic: topic},
+	})
+	f := n.subscribe(0)
+	n.await("the subscriber", func() bool { return n.metric("sluice_kv_events_subscribers", 0) == 1 })
+	// agree waits until the follower knows what both hold, and gives how much that is.
+	agree := func(what string) (device, host int) {
+		t.Helper()
+		want := n.cached(0)
+		host, err := n.engine.HostBlocks(t.Context(), 0)
+		require.NoError(t, err)
+		n.await(what, func() bool {
+			all, err := f.read()
+			require.NoError(t, err)
+			got, err := rebuild(all)
+			require.NoError(t, err)
+			there := len(got)
+			maps.DeleteFunc(got, func(b block, _ bool) bool { return b.medium == "CPU" })
+			return maps.Equal(got, want) && there-len(got) == host
+		})
+		return len(want), host
+	}
+	history, _ := n.turn(0, "", prompt(1, 100))
+	device, host := agree("a turn that is saved")
+	require.Equal(t, device, host)
+	for i := range 6 {
+		n.turn(0, "", prompt(20+i, 300))
+		device, host = agree("turns that push others out of both")
+	}
+	require.Equal(t, 39, device)
+	require.Equal(t, 20, host)
+	n.turn(0, "", append(history, prompt(2, 40)...))
+	agree("a turn behind what has gone")
+	n.await("a reset", func() bool {
+		status, _ := n.post("/reset_prefix_cache", "0", map[string]any{})
+		return status == http.StatusOK
+	})
+	device, host = agree("a reset")
+	require.Zero(t, device+host)
+	require.Equal(t, 1, count(t, f, "AllBlocksCleared"))
 }
