@@ -14,10 +14,11 @@ type RegionPair struct {
 }
 
 // Blocks is a transfer of whole units: of each pair of regions, unit Remote[i] to
-// unit Local[i]. It is as long as one region has units, not as the product.
+// unit Local[i] where they are read, Local[i] to Remote[i] where they are written. It is
+// as long as one region has units, not as the product.
 type Blocks struct {
 	Regions       []RegionPair
-	Local, Remote []int32 // units; no local one twice
+	Local, Remote []int32 // units; of those that receive none twice
 }
 
 // BlockReader is implemented by peers that read blocks without a list of pieces.
@@ -40,6 +41,28 @@ func ReadBlocks(ctx context.Context, p Peer, c Capability, b Blocks) error {
 		return r.ReadBlocks(ctx, c, b)
 	}
 	return ReadPieces(ctx, p, c, b)
+}
+
+// BlockWriter is implemented by peers that write blocks without a list of pieces.
+type BlockWriter interface {
+	// WriteBlocks is Write for Blocks. Failed of a TransferError are indexes into
+	// the lists of units. The slices are not kept after the return.
+	WriteBlocks(ctx context.Context, c Capability, b Blocks) error
+}
+
+// WriteBlocks writes blocks to any peer, to one that is no BlockWriter piece by piece.
+// It is as BlockWriter.WriteBlocks.
+func WriteBlocks(ctx context.Context, p Peer, c Capability, b Blocks) error {
+	if err := b.Check(); err != nil {
+		return err
+	}
+	if len(b.Local) == 0 || len(b.Regions) == 0 {
+		return nil
+	}
+	if w, ok := p.(BlockWriter); ok {
+		return w.WriteBlocks(ctx, c, b)
+	}
+	return WritePieces(ctx, p, c, b)
 }
 
 // Check reports what no transfer can be.
@@ -83,6 +106,16 @@ func (b Blocks) rows() (out []row) {
 // ReadPieces is ReadBlocks by a list of segments: those of each region, neighbours
 // joined.
 func ReadPieces(ctx context.Context, p Peer, c Capability, b Blocks) error {
+	return b.pieces(func(segs []Segment) error { return p.Read(ctx, c, segs) })
+}
+
+// WritePieces is WriteBlocks by a list of segments, likewise.
+func WritePieces(ctx context.Context, p Peer, c Capability, b Blocks) error {
+	return b.pieces(func(segs []Segment) error { return p.Write(ctx, c, segs) })
+}
+
+// pieces moves the segments and names what failed of them by its units.
+func (b Blocks) pieces(move func([]Segment) error) error {
 	rows := b.rows()
 	segs := make([]Segment, 0, len(rows)*len(b.Regions))
 	for _, r := range b.Regions {
@@ -93,7 +126,7 @@ func ReadPieces(ctx context.Context, p Peer, c Capability, b Blocks) error {
 			})
 		}
 	}
-	err := p.Read(ctx, c, segs)
+	err := move(segs)
 	var te *TransferError
 	if !errors.As(err, &te) {
 		return err

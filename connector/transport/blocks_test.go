@@ -30,11 +30,17 @@ func TestRows(t *testing.T) {
 	}
 }
 
-// listPeer keeps the segments of a read and fails some of them.
+// listPeer keeps the segments of a read or write and fails some of them.
 type listPeer struct {
 	Peer
-	segs []Segment
-	err  error
+	segs  []Segment
+	wrote bool
+	err   error
+}
+
+func (p *listPeer) Write(_ context.Context, _ Capability, segs []Segment) error {
+	p.segs, p.wrote = segs, true
+	return p.err
 }
 
 func (p *listPeer) Read(_ context.Context, _ Capability, segs []Segment) error {
@@ -42,28 +48,35 @@ func (p *listPeer) Read(_ context.Context, _ Capability, segs []Segment) error {
 	return p.err
 }
 
-// A peer that knows of segments alone reads blocks too, and what fails is told by the
+// A peer that knows of segments alone moves blocks too, and what fails is told by the
 // blocks.
-func TestReadBlocksByPieces(t *testing.T) {
+func TestBlocksByPieces(t *testing.T) {
+	for name, move := range map[string]func(context.Context, Peer, Capability, Blocks) error{"read": ReadBlocks, "write": WriteBlocks} {
+		t.Run(name, func(t *testing.T) { blocksByPieces(t, name == "write", move) })
+	}
+}
+
+func blocksByPieces(t *testing.T, writes bool, move func(context.Context, Peer, Capability, Blocks) error) {
 	b := Blocks{
 		Regions: []RegionPair{{Local: 1, Remote: 7, Bytes: 100}, {Local: 2, Remote: 8, Bytes: 10}},
 		Local:   []int32{3, 4, 9}, Remote: []int32{5, 6, 0},
 	}
 	p := &listPeer{}
-	require.NoError(t, ReadBlocks(t.Context(), p, Capability{}, b))
+	require.NoError(t, move(t.Context(), p, Capability{}, b))
 	require.Equal(t, []Segment{
 		{1, 7, 300, 500, 200}, {1, 7, 900, 0, 100},
 		{2, 8, 30, 50, 20}, {2, 8, 90, 0, 10},
 	}, p.segs)
+	require.Equal(t, writes, p.wrote)
 	p.err = &TransferError{Failed: []int{2}, Err: ErrCorrupt}
-	err := ReadBlocks(t.Context(), p, Capability{}, b)
+	err := move(t.Context(), p, Capability{}, b)
 	require.ErrorIs(t, err, ErrCorrupt)
 	require.Equal(t, []int{0, 1}, FailedSegments(err, 3))
 	p.err = errors.New("all of it")
-	require.Equal(t, []int{0, 1, 2}, FailedSegments(ReadBlocks(t.Context(), p, Capability{}, b), 3))
+	require.Equal(t, []int{0, 1, 2}, FailedSegments(move(t.Context(), p, Capability{}, b), 3))
 	p.segs = nil
-	require.NoError(t, ReadBlocks(t.Context(), p, Capability{}, Blocks{Regions: b.Regions}))
-	require.NoError(t, ReadBlocks(t.Context(), p, Capability{}, Blocks{Local: b.Local, Remote: b.Remote}))
+	require.NoError(t, move(t.Context(), p, Capability{}, Blocks{Regions: b.Regions}))
+	require.NoError(t, move(t.Context(), p, Capability{}, Blocks{Local: b.Local, Remote: b.Remote}))
 	require.Nil(t, p.segs)
 	for name, bad := range map[string]Blocks{
 		"more local units": {Regions: b.Regions, Local: b.Local, Remote: b.Remote[:2]},
@@ -71,7 +84,7 @@ func TestReadBlocksByPieces(t *testing.T) {
 		"negative there":   {Regions: b.Regions, Local: []int32{1}, Remote: []int32{-1}},
 		"no bytes":         {Regions: []RegionPair{{Local: 1, Remote: 2}}, Local: []int32{1}, Remote: []int32{1}},
 	} {
-		require.Error(t, ReadBlocks(t.Context(), p, Capability{}, bad), name)
+		require.Error(t, move(t.Context(), p, Capability{}, bad), name)
 		require.Nil(t, p.segs, name)
 	}
 }

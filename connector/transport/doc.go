@@ -23,8 +23,8 @@
 //  5. A peer that was replaced by another process at the same address is
 //     another peer: its Instance differs and calls fail with
 //     ErrPeerRestarted.
-//  6. ReadBlocks reads whole units of several regions, by any peer; one that is a
-//     BlockReader needs no list of the pieces.
+//  6. ReadBlocks reads whole units of several regions, by any peer, and WriteBlocks
+//     writes them; a BlockReader or BlockWriter needs no list of the pieces.
 //  7. ReadTicket does that by a name of the grant that the owner of the memory looks up
 //     at both ends of the read, where both sides know of it.
 //  8. Lengths that come from a peer never size an allocation beyond a

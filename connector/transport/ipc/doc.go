@@ -9,6 +9,9 @@
 //	D: copies by its device
 //	D ───── done ──────────────────▶ P: was the grant unbroken? ──▶ D
 //
+// A write is such a copy too, made by the side that receives: the writer says where the
+// blocks lie.
+//
 // # Who is near
 //
 // Each side shows a card at the hello: its host, its process, the kind of its

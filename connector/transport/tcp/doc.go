@@ -5,7 +5,8 @@
 //
 // Every frame is a header of 24 bytes, little endian, and a payload:
 //
-//	0  kind     u8   hello, read, write, data, done, notify, lend, back, offer, card
+//	0  kind     u8   hello, read, write, data, done, notify, lend, back, offer, card,
+//	                 units, put
 //	1  flags    u8   bit 0: payload checksum present; bit 1: last data frame;
 //	                 bit 2: may be lent; bit 3: likewise, device memory;
 //	                 bit 4: a ticket is in front
@@ -29,18 +30,19 @@
 //	read   → lend;  back           → done, an error if the grant has ended meanwhile
 //	offer                          → done
 //
-// What was offered and not answered before its connection broke is not sent again: the peer
-// may still be fetching.
+// What was offered, here or below, and not answered before its connection broke is not sent
+// again: the peer may still be fetching.
 //
 // Where both sides have a Near they exchange cards behind the hello, and the
 // same three kinds, flagged, move device memory, fetched by the device. Between
-// two that both know it, a read of blocks names regions and blocks once, in place of
-// their product:
+// two that both know it, a read or a write of blocks names regions and blocks once, in
+// place of their product:
 //
 //	units  → lend;  back           → done
+//	put                            → done
 //
-// Where both say that they know of tickets too, one may stand in front of such a
-// request, in place of its capability; what it names must still stand behind back.
+// Where both say that they know of tickets too, one may stand in front of a request
+// for units, in place of its capability; what it names must still stand behind back.
 //
 // A request's payload is the capability (16), the total length (u64), the
 // number of segments (u32) and per segment region (u32), offset (u64), length

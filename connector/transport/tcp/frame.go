@@ -22,11 +22,12 @@ const (
 	kindOffer // a write that the other side fetches
 	kindCard  // behind the hello: how the sender's device memory is read
 	kindUnits // a read of units of many regions, which are lent to a neighbour
+	kindPut   // a write of units of many regions, which a neighbour fetches
 	kindEnd   // first unknown kind
 )
 
 func (k kind) String() string {
-	names := [...]string{"none", "hello", "read", "write", "data", "done", "notify", "lend", "back", "offer", "card", "units"}
+	names := [...]string{"none", "hello", "read", "write", "data", "done", "notify", "lend", "back", "offer", "card", "units", "put"}
 	if int(k) < len(names) {
 		return names[k]
 	}
@@ -37,7 +38,7 @@ const (
 	flagCRC   = 1 << 0
 	flagLast  = 1 << 1
 	flagFetch = 1 << 2 // of a read: the memory may be lent
-	flagNear  = 1 << 3 // of a read, a lend or an offer: device memory that a neighbour reads
+	flagNear  = 1 << 3 // of a read, a lend, an offer or a put: device memory that a neighbour reads
 
 	flagTicket = 1 << 4 // of units: a ticket is in front
 )
@@ -135,6 +136,8 @@ func (k kind) limit() uint32 {
 		return 4 + kindWrite.limit() + kindLend.limit()
 	case kindCard:
 		return cardHead + MaxCard
+	case kindPut:
+		return 4 + unitsBase + maxSegments*unitsRegion + 2*maxUnits*unitsUnit + kindLend.limit()
 	case kindUnits:
 		return ticketBase + transport.MaxTicket + unitsBase + maxSegments*unitsRegion + maxUnits*unitsUnit
 	}

@@ -82,6 +82,7 @@ const (
 	cardFetches = 1 << 0 // it accepted the connection and fetches what is offered
 	cardUnits   = 1 << 1 // it speaks of units of regions
 	cardTickets = 1 << 2 // and names them by tickets
+	cardPuts    = 1 << 3 // and fetches them, when it accepted the connection
 )
 
 // showCard tells the accepting side who this is and learns who it is.
@@ -98,6 +99,7 @@ func (p *peer) showCard(w *wire) error {
 	_, blocks := w.near.(BlockNeighbour)
 	w.units = blocks && card[0]&p.t.asks()&cardUnits != 0
 	w.tickets = w.units && card[0]&p.t.asks()&cardTickets != 0
+	w.puts = card[0]&p.t.asks()&cardPuts != 0
 	return nil
 }
 
@@ -109,8 +111,13 @@ func (s *server) takeCard() error {
 	}
 	s.t.meet(s.w, s.w.conn.RemoteAddr().String(), card[cardHead:])
 	head := card[0] & s.t.asks()
-	s.tickets = s.t.tickets.Load()
-	if s.tickets == nil || head&cardUnits == 0 {
+	if head&cardUnits == 0 {
+		head = 0
+	}
+	if _, blocks := s.w.near.(BlockNeighbour); !blocks {
+		head &^= cardPuts
+	}
+	if s.tickets = s.t.tickets.Load(); s.tickets == nil {
 		head &^= cardTickets
 	}
 	if head&cardTickets == 0 {
@@ -283,5 +290,6 @@ func (p *peer) cards(ctx context.Context, w *wire, theirs hello) error {
 	p.near.Store(w.near != nil || w.lend)
 	p.units.Store(w.units)
 	p.tickets.Store(w.tickets)
+	p.puts.Store(w.puts)
 	return nil
 }

@@ -25,7 +25,7 @@ func (fetched) Fetch([]NearRange) error { return nil }
 
 func (fetched) FetchBlocks([]NearRegion, []int32, []int32) error { return nil }
 
-// What a read of many scattered pieces past the connections costs beside the
+// What a read or a write of many scattered pieces past the connections costs beside the
 // copies: 12,288 tokens in blocks of 16, two tensors in each of 28 layers.
 func BenchmarkNearScattered(b *testing.B) {
 	const blocks, tensors, size = 768, 56, 64
@@ -59,16 +59,23 @@ func BenchmarkNearScattered(b *testing.B) {
 	}
 	c, err := y.Grant(transport.PeerReads, my, units)
 	require.NoError(b, err)
+	w, err := y.Grant(transport.PeerWrites, my, units)
+	require.NoError(b, err)
 	p, err := x.Connect(b.Context(), y.addr)
 	require.NoError(b, err)
-	for name, read := range map[string]func() error{
-		"pieces": func() error { return transport.ReadPieces(b.Context(), p, c, list) },
-		"units":  func() error { return transport.ReadBlocks(b.Context(), p, c, list) },
+	for _, arm := range []struct {
+		name string
+		move func() error
+	}{
+		{"pieces", func() error { return transport.ReadPieces(b.Context(), p, c, list) }},
+		{"units", func() error { return transport.ReadBlocks(b.Context(), p, c, list) }},
+		{"written/pieces", func() error { return transport.WritePieces(b.Context(), p, w, list) }},
+		{"written/units", func() error { return transport.WriteBlocks(b.Context(), p, w, list) }},
 	} {
-		b.Run(name, func(b *testing.B) {
+		b.Run(arm.name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				require.NoError(b, read())
+				require.NoError(b, arm.move())
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*blocks*tensors), "ns/piece")
 		})

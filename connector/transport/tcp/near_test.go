@@ -105,20 +105,29 @@ func (u unmapped) Register(m transport.Memory, unit int64) (transport.Descriptor
 }
 
 func TestConformanceOfNeighbours(t *testing.T) {
-	t.Run("plain", func(t *testing.T) { neighbours(t, Config{}) })
+	t.Run("plain", func(t *testing.T) { neighbours(t, Config{}, asIs) })
+	t.Run("by units", func(t *testing.T) {
+		var sides []*beside
+		neighbours(t, Config{}, func(b *beside) Near { sides = append(sides, b); return besideBlocks{b} })
+		fetched := int64(0)
+		for _, b := range sides {
+			fetched += b.blocks.Load()
+		}
+		require.Positive(t, fetched)
+	})
 	t.Run("tls", func(t *testing.T) {
 		ca := conformance.NewAuthority(t)
 		cert, key := ca.Issue(t, "127.0.0.1")
 		server, client, err := MutualTLS(cert, key, ca.File)
 		require.NoError(t, err)
-		neighbours(t, Config{ServerTLS: server, ClientTLS: client})
+		neighbours(t, Config{ServerTLS: server, ClientTLS: client}, asIs)
 	})
 }
 
-func neighbours(t *testing.T, cfg Config) {
+func neighbours(t *testing.T, cfg Config, as func(*beside) Near) {
 	conformance.Run(t, func(t *testing.T, notified transport.Notified) transport.Transport {
 		near := newBeside()
-		cfg.Notified, cfg.Near, cfg.Grace = notified, near, 10*time.Second
+		cfg.Notified, cfg.Near, cfg.Grace = notified, as(near), 10*time.Second
 		made, err := New(cfg)
 		require.NoError(t, err)
 		require.False(t, made.Guarded())

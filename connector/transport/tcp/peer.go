@@ -24,6 +24,7 @@ type peer struct {
 	near     atomic.Bool // device memory need not travel on the connections
 	units    atomic.Bool // and the peer lends units of many regions at once
 	tickets  atomic.Bool // by tickets too
+	puts     atomic.Bool // and fetches such units
 
 	mu     sync.Mutex
 	cond   *sync.Cond

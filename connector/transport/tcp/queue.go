@@ -12,7 +12,7 @@ import (
 type op struct {
 	kind    kind
 	key     transport.Capability
-	ticket  []byte // of units: in place of the key
+	ticket  []byte // of a read of units: in place of the key
 	all     []*chunk
 	chunks  []*chunk // queued
 	open    int      // queued or in flight
@@ -33,7 +33,7 @@ type chunk struct {
 	slot        *slot // in flight on
 	far         bool  // it has to travel on the connection
 	shown       bool  // of a write: the peer was told where it lies, and fetches it
-	units       *unitsRead
+	units       *unitsPart
 	msg         []byte
 }
 

@@ -64,6 +64,7 @@ type server struct {
 	pieces []piece
 	ids    []transport.RegionID
 	units  []int32
+	put    put
 
 	tickets *transport.Tickets // as the peer was told; nil: it has none
 }
@@ -98,6 +99,8 @@ func (s *server) run() error {
 			err = s.write(h)
 		case kindOffer:
 			err = s.offer(h)
+		case kindPut:
+			err = s.takePut(h)
 		case kindNotify:
 			err = s.notify(h)
 		default:

@@ -277,6 +277,9 @@ func (s *slot) receive(c *chunk, id uint64) (error, error) {
 				return nil, unexpected(h)
 			}
 			if err := h.status.err(text); err != nil {
+				if c.op.kind == kindPut && h.status == statusFar {
+					s.w.puts = false
+				}
 				return err, nil
 			}
 			if borrowed && chunkErr == nil {

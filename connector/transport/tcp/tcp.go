@@ -53,7 +53,7 @@ type Config struct {
 	Log          *slog.Logger            // nil: silent
 	Network      Network                 // what carries the streams; nil: TCP itself
 	Near         Near                    // reads device memory of peers on this host; nil: it travels on the streams
-	Pieces       bool                    // every piece of a read is named by itself, as by peers that know of no units; for comparison
+	Pieces       bool                    // every piece of a read or write is named by itself, as by peers that know of no units; for comparison
 	NoTickets    bool                    // reads name capabilities alone, as by peers that know of no tickets; for comparison
 }
 

@@ -11,16 +11,17 @@ import (
 	"github.com/sluice-serving/sluice/connector/transport"
 )
 
-// A read of units names regions and units once, in place of their product: the pieces
+// A transfer of units names regions and units once, in place of their product: the pieces
 // of a prompt are its blocks times the tensors of all layers. Only neighbours that
-// lend device memory speak so; each region and each unit is checked once.
+// lend device memory speak so; each region and each unit is checked once. Reads are
+// here, writes in put.go.
 
 const (
 	unitsBase   = 24
 	unitsRegion = 8
 	unitsUnit   = 4
 	maxUnits    = 64 << 10 // of one request
-	maxLent     = 8 << 30  // bytes that one request may lend
+	maxLent     = 8 << 30  // bytes that one request may move
 
 	ticketBase = 2
 )
@@ -31,16 +32,17 @@ func (t *Transport) asks() byte {
 	case t.cfg.Pieces:
 		return 0
 	case t.cfg.NoTickets:
-		return cardUnits
+		return cardUnits | cardPuts
 	}
-	return cardUnits | cardTickets
+	return cardUnits | cardTickets | cardPuts
 }
 
-// unitsRead is a part of a read of units.
-type unitsRead struct {
+// unitsPart is a part of a transfer of units.
+type unitsPart struct {
 	regions       []transport.RegionPair
 	local, remote []int32
-	bytes         int64 // of one unit of each region
+	bytes         int64   // of one unit of each region
+	firsts        []piece // of a write: the first unit of each region here
 }
 
 var (
@@ -57,9 +59,10 @@ func (p *peer) ReadBlocks(ctx context.Context, c transport.Capability, b transpo
 	if len(b.Local) == 0 || len(b.Regions) == 0 {
 		return nil
 	}
-	if p.units.Load() && len(b.Regions) <= maxSegments {
-		err := p.readUnits(ctx, c, nil, b)
+	if p.units.Load() {
+		n, err := p.transferUnits(ctx, kindUnits, c, nil, b)
 		if err == nil {
+			p.t.counters.read.Add(uint64(n))
 			return nil
 		}
 		if !errors.Is(err, ErrFar) {
@@ -74,25 +77,30 @@ func (p *peer) ReadTicket(ctx context.Context, ticket []byte, b transport.Blocks
 	if err := b.Check(); err != nil {
 		return err
 	}
-	if !p.tickets.Load() || len(ticket) == 0 || len(ticket) > transport.MaxTicket || len(b.Local) == 0 || len(b.Regions) == 0 || len(b.Regions) > maxSegments {
+	if !p.tickets.Load() || len(ticket) == 0 || len(ticket) > transport.MaxTicket || len(b.Local) == 0 || len(b.Regions) == 0 {
 		return transport.ErrNoTickets
 	}
-	err := p.readUnits(ctx, transport.Capability{}, ticket, b)
+	n, err := p.transferUnits(ctx, kindUnits, transport.Capability{}, ticket, b)
 	if errors.Is(err, ErrFar) {
 		return fmt.Errorf("%w: %w", transport.ErrNoTickets, err)
 	}
 	if err != nil {
 		return fmt.Errorf("read from %s: %w", p.addr, err)
 	}
+	p.t.counters.read.Add(uint64(n))
 	return nil
 }
 
-// readUnits returns ErrFar where the memory of one side is not for this.
-func (p *peer) readUnits(ctx context.Context, c transport.Capability, ticket []byte, b transport.Blocks) error {
-	var held []*transport.Region
+// transferUnits is transfer for units. It returns ErrFar where the memory of one side is
+// not for this.
+func (p *peer) transferUnits(ctx context.Context, k kind, c transport.Capability, ticket []byte, b transport.Blocks) (int64, error) {
+	if len(b.Regions) > maxSegments {
+		return 0, ErrFar
+	}
+	var firsts []piece
 	defer func() {
-		for _, r := range held {
-			r.Release()
+		for _, x := range firsts {
+			x.region.Release()
 		}
 	}()
 	most := slices.Max(b.Local)
@@ -100,52 +108,41 @@ func (p *peer) readUnits(ctx context.Context, c transport.Capability, ticket []b
 	for i, x := range b.Regions {
 		r, err := p.t.regions.Acquire(x.Local)
 		if err != nil {
-			return fmt.Errorf("pair %d of regions: %w", i, err)
+			return 0, fmt.Errorf("pair %d of regions: %w", i, err)
 		}
-		held = append(held, r)
+		firsts = append(firsts, piece{r, 0, x.Bytes})
 		if !r.HoldsUnits(x.Bytes, most) {
-			return fmt.Errorf("pair %d of regions: %w: unit %d of %d bytes of region %d", i, transport.ErrRegion, most, x.Bytes, x.Local)
+			return 0, fmt.Errorf("pair %d of regions: %w: unit %d of %d bytes of region %d", i, transport.ErrRegion, most, x.Bytes, x.Local)
 		}
 		if x.Bytes > min(maxLent-each, math.MaxUint32) {
-			return ErrFar
+			return 0, ErrFar
 		}
 		each += x.Bytes
 	}
-	if !p.t.near(held) {
-		return ErrFar
+	if !p.t.allNear(firsts) {
+		return 0, ErrFar
 	}
-	o := &op{kind: kindUnits, key: c, ticket: ticket, failed: make([]bool, len(b.Local)), done: make(chan struct{})}
+	o := &op{kind: k, key: c, ticket: ticket, failed: make([]bool, len(b.Local)), done: make(chan struct{})}
 	n := int(min(maxUnits, maxLent/each))
 	for first := 0; first < len(b.Local); first += n {
 		last := min(first+n, len(b.Local))
-		u := &unitsRead{regions: b.Regions, local: b.Local[first:last], remote: b.Remote[first:last], bytes: each}
+		u := &unitsPart{regions: b.Regions, local: b.Local[first:last], remote: b.Remote[first:last], bytes: each, firsts: firsts}
 		o.chunks = append(o.chunks, &chunk{op: o, first: first, last: last - 1, total: each * int64(last-first), units: u})
 	}
 	o.all = slices.Clone(o.chunks)
 	o.open = len(o.chunks)
 	if err := p.wait(ctx, o); err != nil {
-		return o.transferError(err)
+		return 0, o.transferError(err)
 	}
-	p.t.counters.read.Add(uint64(each) * uint64(len(b.Local)))
-	return nil
-}
-
-// near reports whether all regions were exposed to neighbours.
-func (t *Transport) near(regions []*transport.Region) bool {
-	t.exposedMu.RLock()
-	defer t.exposedMu.RUnlock()
-	for _, r := range regions {
-		if t.exposed[r.ID].memory == nil {
-			return false
-		}
-	}
-	return true
+	return each * int64(len(b.Local)), nil
 }
 
 // appendUnits encodes a request:
 //
 //	capability | number of regions u32 | number of units u32 | regions: id u32, bytes of a unit u32 | units u32
-func appendUnits(b []byte, c transport.Capability, u *unitsRead) []byte {
+//
+// Regions and units are those of the other side.
+func appendUnits(b []byte, c transport.Capability, u *unitsPart) []byte {
 	b = append(b, c[:]...)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(u.regions)))
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(u.remote)))
@@ -153,10 +150,29 @@ func appendUnits(b []byte, c transport.Capability, u *unitsRead) []byte {
 		b = binary.LittleEndian.AppendUint32(b, uint32(r.Remote))
 		b = binary.LittleEndian.AppendUint32(b, uint32(r.Bytes))
 	}
-	for _, x := range u.remote {
+	return appendNumbers(b, u.remote)
+}
+
+func appendNumbers(b []byte, units []int32) []byte {
+	for _, x := range units {
 		b = binary.LittleEndian.AppendUint32(b, uint32(x))
 	}
 	return b
+}
+
+// parseNumbers decodes all of b into a slice whose array is reused, and gives the
+// greatest. No number is below 0.
+func parseNumbers(b []byte, units []int32) (_ []int32, most int32, _ error) {
+	units = units[:0]
+	for ; len(b) >= unitsUnit; b = b[unitsUnit:] {
+		u := int32(binary.LittleEndian.Uint32(b))
+		if u < 0 {
+			return units, 0, fmt.Errorf("%w: unit %d", transport.ErrProtocol, uint32(u))
+		}
+		units = append(units, u)
+		most = max(most, u)
+	}
+	return units, most, nil
 }
 
 // parseUnits decodes a request into slices whose arrays are reused. Sizes are above 0
@@ -175,7 +191,7 @@ func parseUnits(b []byte, spans []span, units []int32) (c transport.Capability, 
 	if regions == 0 || n == 0 || regions > maxSegments || n > maxUnits || len(b) != int(regions)*unitsRegion+int(n)*unitsUnit {
 		return bad("%d units of %d regions in %d bytes", n, regions, len(b))
 	}
-	spans, units = spans[:0], units[:0]
+	spans = spans[:0]
 	for range regions {
 		bytes := int64(binary.LittleEndian.Uint32(b[4:]))
 		if bytes == 0 {
@@ -185,14 +201,8 @@ func parseUnits(b []byte, spans []span, units []int32) (c transport.Capability, 
 		total += bytes
 		b = b[unitsRegion:]
 	}
-	for range n {
-		u := int32(binary.LittleEndian.Uint32(b))
-		if u < 0 {
-			return bad("unit %d", uint32(u))
-		}
-		units = append(units, u)
-		most = max(most, u)
-		b = b[unitsUnit:]
+	if units, most, err = parseNumbers(b, units); err != nil {
+		return c, spans, units, 0, 0, err
 	}
 	if total > maxLent/int64(n) {
 		return bad("%d units of %d bytes, limit %d", n, total, int64(maxLent))
@@ -205,10 +215,7 @@ func (s *server) readUnits(h header) error {
 	if s.t.cfg.Near == nil {
 		return unexpected(h)
 	}
-	if int(h.length) > len(s.buf) {
-		s.buf = make([]byte, kindUnits.limit())
-	}
-	b, err := s.w.readPayload(h, s.buf)
+	b, err := s.request(h)
 	if err != nil {
 		return err
 	}
@@ -216,12 +223,20 @@ func (s *server) readUnits(h header) error {
 	if err != nil {
 		return err
 	}
-	hold, total, refuse, err := s.openUnits(ticket, b)
+	c, spans, units, most, total, err := parseUnits(b, s.spans, s.units)
+	s.spans, s.units = spans, units
 	if err != nil {
 		return err
 	}
-	if refuse != nil {
-		return s.done(h.id, refuse)
+	if ticket != nil {
+		if c, err = (*s.tickets).Open(ticket); err != nil {
+			s.t.counters.denied.Add(1)
+			return s.done(h.id, fmt.Errorf("%w: %w", transport.ErrDenied, err))
+		}
+	}
+	hold, err := s.openUnits(c, transport.PeerReads, spans, units, most)
+	if err != nil {
+		return s.done(h.id, err)
 	}
 	defer s.release(hold)
 	if !s.t.allNear(s.pieces) {
@@ -259,24 +274,21 @@ func (s *server) takeTicket(h header, b []byte) (ticket, rest []byte, err error)
 	return b[:n:n], b[n:], nil
 }
 
-// openUnits is open for units; the pieces are the first unit of each region. The
-// capability is that of the ticket if there is one.
-func (s *server) openUnits(ticket, b []byte) (*transport.Hold, int64, error, error) {
-	c, spans, units, most, total, err := parseUnits(b, s.spans, s.units)
-	s.spans, s.units = spans, units
-	if err != nil {
-		return nil, 0, nil, err
+// request reads the payload of a request of units, into an array that is used again.
+func (s *server) request(h header) ([]byte, error) {
+	if int(h.length) > len(s.buf) {
+		s.buf = make([]byte, h.length) // at most the limit of the kind
 	}
-	if ticket != nil {
-		if c, err = (*s.tickets).Open(ticket); err != nil {
-			s.t.counters.denied.Add(1)
-			return nil, total, fmt.Errorf("%w: %w", transport.ErrDenied, err), nil
-		}
-	}
-	hold, err := s.t.grants.Acquire(c, transport.PeerReads, func() { s.w.conn.Close() })
+	return s.w.readPayload(h, s.buf)
+}
+
+// openUnits is open for units, up to most, of regions; the pieces are the first unit of
+// each region. The error is the peer's to know.
+func (s *server) openUnits(c transport.Capability, a transport.Access, spans []span, units []int32, most int32) (*transport.Hold, error) {
+	hold, err := s.t.grants.Acquire(c, a, func() { s.w.conn.Close() })
 	if err != nil {
 		s.t.counters.denied.Add(1)
-		return nil, total, err, nil
+		return nil, err
 	}
 	s.pieces, s.ids = s.pieces[:0], s.ids[:0]
 	for _, x := range spans {
@@ -287,20 +299,23 @@ func (s *server) openUnits(ticket, b []byte) (*transport.Hold, int64, error, err
 		}
 		if err != nil {
 			s.release(hold)
-			return nil, total, err, nil
+			return nil, err
 		}
 		s.pieces, s.ids = append(s.pieces, piece{r, 0, x.length}), append(s.ids, x.region)
 	}
 	if !hold.AllowsUnits(s.ids, units) {
 		s.t.counters.denied.Add(1)
 		s.release(hold)
-		return nil, total, transport.ErrDenied, nil
+		return nil, transport.ErrDenied
 	}
-	return hold, total, nil, nil
+	return hold, nil
 }
 
 // startUnits sends the request, or says that this connection's peer knows of no units.
 func (s *slot) startUnits(c *chunk) (error, error) {
+	if c.op.kind == kindPut {
+		return s.put(c)
+	}
 	if !s.w.units {
 		return ErrFar, nil
 	}
@@ -317,9 +332,9 @@ func (s *slot) startUnits(c *chunk) (error, error) {
 	return nil, s.w.send(h, appendUnits(b, c.op.key, u))
 }
 
-// borrowUnits fetches lent units. The first error is one of the memory, or ErrFar, the
+// borrowUnits fetches lent units into the local ones. The first error is one of the memory, or ErrFar, the
 // second one of the connection.
-func (t *Transport) borrowUnits(w *wire, l *lent, u *unitsRead) (error, error) {
+func (t *Transport) borrowUnits(w *wire, l *lent, u *unitsPart) (error, error) {
 	if len(l.pieces) != len(u.regions) {
 		return nil, fmt.Errorf("%w: %d regions are lent of %d", transport.ErrProtocol, len(l.pieces), len(u.regions))
 	}

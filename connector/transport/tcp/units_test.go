@@ -289,7 +289,7 @@ func TestUnitsAllocations(t *testing.T) {
 	x, err := New(Config{Near: besideBlocks{newBeside()}})
 	require.NoError(t, err)
 	defer x.Close()
-	u := &unitsRead{bytes: 56 * 32 << 10}
+	u := &unitsPart{bytes: 56 * 32 << 10}
 	for i := range 56 {
 		u.regions = append(u.regions, transport.RegionPair{Remote: transport.RegionID(i), Bytes: 32 << 10})
 	}
@@ -319,8 +319,9 @@ func TestCardOfOldPeers(t *testing.T) {
 	defer s.Close()
 	s.ServeTickets(&desk{})
 	for head, want := range map[byte]byte{
-		0: cardFetches, cardUnits: cardFetches | cardUnits, 0xfc: cardFetches, 0xff: cardFetches | cardUnits | cardTickets,
+		0: cardFetches, cardUnits: cardFetches | cardUnits, 0xfc: cardFetches, 0xff: cardFetches | cardUnits | cardTickets | cardPuts,
 		cardTickets: cardFetches, cardUnits | cardTickets: cardFetches | cardUnits | cardTickets,
+		cardPuts: cardFetches, cardUnits | cardPuts: cardFetches | cardUnits | cardPuts,
 	} {
 		c, err := net.Dial("tcp", s.Address())
 		require.NoError(t, err)
@@ -343,7 +344,7 @@ func TestCardOfOldPeers(t *testing.T) {
 // What is lent in answer is what was asked for.
 func TestLentUnits(t *testing.T) {
 	s := newUnitSides(t, Config{Near: besideBlocks{newBeside()}}, Config{Near: besideBlocks{newBeside()}})
-	u := &unitsRead{regions: s.b.Regions, local: s.b.Local, remote: s.b.Remote}
+	u := &unitsPart{regions: s.b.Regions, local: s.b.Local, remote: s.b.Remote}
 	w := &wire{near: blocksYou{}}
 	for name, l := range map[string]*lent{
 		"fewer regions": {pieces: make([]Range, 2), length: unitSizes[:2]},
@@ -387,7 +388,7 @@ func hostileUnits() map[string][]byte {
 }
 
 func TestUnitsRoundTrip(t *testing.T) {
-	u := &unitsRead{regions: []transport.RegionPair{{Remote: 9, Bytes: 100}, {Remote: 1, Bytes: 7}}, remote: []int32{3, 0, math.MaxInt32, 3}}
+	u := &unitsPart{regions: []transport.RegionPair{{Remote: 9, Bytes: 100}, {Remote: 1, Bytes: 7}}, remote: []int32{3, 0, math.MaxInt32, 3}}
 	c, spans, units, most, total, err := parseUnits(appendUnits(nil, transport.Capability{4}, u), make([]span, 5), make([]int32, 9))
 	require.NoError(t, err)
 	require.Equal(t, transport.Capability{4}, c)
@@ -402,7 +403,7 @@ func TestUnitsRoundTrip(t *testing.T) {
 }
 
 func FuzzParseUnits(f *testing.F) {
-	f.Add(appendUnits(nil, transport.Capability{4}, &unitsRead{regions: []transport.RegionPair{{Remote: 9, Bytes: 100}}, remote: []int32{3, 0}}))
+	f.Add(appendUnits(nil, transport.Capability{4}, &unitsPart{regions: []transport.RegionPair{{Remote: 9, Bytes: 100}}, remote: []int32{3, 0}}))
 	for _, raw := range hostileUnits() {
 		f.Add(raw)
 	}
@@ -412,7 +413,7 @@ func FuzzParseUnits(f *testing.F) {
 			require.ErrorIs(t, err, transport.ErrProtocol)
 			return
 		}
-		u := &unitsRead{remote: units}
+		u := &unitsPart{remote: units}
 		sum := int64(0)
 		for _, s := range spans {
 			require.Positive(t, s.length)

@@ -49,6 +49,7 @@ type wire struct {
 	lend    bool      // the other side fetches what is offered of device memory
 	units   bool      // the other side lends units of its device memory
 	tickets bool      // and takes tickets
+	puts    bool      // the other side fetches units of device memory
 	br      *bufio.Reader
 	crc     bool // payload checksums in both directions
 	stall   time.Duration
