@@ -237,8 +237,9 @@ func TestDevicesOfTwoProcesses(t *testing.T) {
 	})
 }
 
-// Where the runtime refuses to import, KV moves through the host and is right.
-func TestDevicesWithoutImport(t *testing.T) {
+// refuseImports has the runtime refuse to import.
+func refuseImports(t *testing.T) {
+	t.Helper()
 	if err := noDevices["cuda"]; err != nil {
 		t.Skip(err)
 	}
@@ -246,6 +247,11 @@ func TestDevicesWithoutImport(t *testing.T) {
 		t.Skip("a real driver refuses nothing on request")
 	}
 	t.Setenv("SLUICE_CUDA_EMU_NO_IPC", "1")
+}
+
+// Where the runtime refuses to import, KV moves through the host and is right.
+func TestDevicesWithoutImport(t *testing.T) {
+	refuseImports(t)
 	p := startProcessOver(t, "p-1", 0, "device cuda")
 	d := newOnDevice(t, "cuda", "d-1", Consumer, 2, nil)
 	pullAll(t, d, 1, 33, 20, p.prefill(1, 33, 1))

@@ -29,7 +29,8 @@ import (
 // childEnv turns the test binary into a prefiller: its value is "<engine id>
 // <port> <transport>". It answers lines "<slot> <tokens> <first block>" with the
 // parameters of a finished prompt, "turn" and the same with those of a turn that it
-// keeps, "stats" with its counters, "overwrite" once all its KV is another, and "quit"
+// keeps, "push" and the same with a transfer's id, which it pushes when it is complete,
+// "layers" likewise layer by layer, "stats" with its counters, "overwrite" once all its KV is another, and "quit"
 // when it has closed. Behind "device <backend>" come "owner" for one that keeps turns
 // and "short" for short leases.
 const childEnv = "SLUICE_PD_TEST_CHILD"
@@ -91,6 +92,11 @@ func child() {
 		var n, first int
 		if _, err := fmt.Sscanf(in.Text(), "turn %d %d %d", &slot, &n, &first); err == nil {
 			json.NewEncoder(os.Stdout).Encode(e.turn(slot, fmt.Sprint("s", slot), n, first).Params)
+			continue
+		}
+		var how, id string
+		if _, err := fmt.Sscanf(in.Text(), "%s %d %d %d %s", &how, &slot, &n, &first, &id); err == nil && (how == "push" || how == "layers") {
+			json.NewEncoder(os.Stdout).Encode(e.push(slot, n, first, id, how == "layers"))
 			continue
 		}
 		fmt.Sscan(in.Text(), &slot, &n, &first)

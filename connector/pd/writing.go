@@ -2,7 +2,6 @@ package pd
 
 import (
 	"context"
-	"slices"
 
 	"github.com/sluice-serving/sluice/connector/transport"
 	"github.com/sluice-serving/sluice/kvcache"
@@ -18,15 +17,13 @@ type writing struct {
 	missing []int
 }
 
-// run is what goes out of one region. Regions of one stretch of the prompt share the
-// pairs, so that the lock is held for its blocks, not for their product with the
-// regions: the step waits for the same lock.
+// run is what goes out of neighbouring regions of one group that have sent as much: the
+// blocks of a stretch of the prompt, named once. So the lock is held for the blocks, not
+// for their product with the regions: the step waits for the same lock.
 type run struct {
-	region int
-	pairs  []pair
+	group  int
+	blocks transport.Blocks
 }
-
-type pair struct{ from, to kvcache.BlockID }
 
 // next collects what is ready and not sent. more is false when there is
 // nothing.
@@ -38,8 +35,7 @@ func (p *pushes) next(o *outgoing) (writing, bool, error) {
 		return w, false, o.err
 	}
 	bs := p.w.id.BlockSize
-	var pairs []pair
-	group, first, last := -1, 0, 0 // that pairs are of
+	group, first, last := -1, 0, 0 // that the last run is of
 	for i, r := range p.w.id.Regions {
 		whole := o.ready[i] / bs
 		if o.total > 0 {
@@ -49,12 +45,11 @@ func (p *pushes) next(o *outgoing) (writing, bool, error) {
 		w.upTo[i] = max(o.sent[i], end)
 		if r.Group != group || o.sent[i] != first || end != last {
 			group, first, last = r.Group, o.sent[i], end
-			pairs = o.pairs(group, first, last)
+			w.runs = append(w.runs, run{group, o.blocks(group, first, last)})
 		}
-		if len(pairs) > 0 {
-			w.runs = append(w.runs, run{i, pairs})
-			w.bytes += int64(len(pairs)) * int64(r.BlockBytes)
-		}
+		b := &w.runs[len(w.runs)-1].blocks
+		b.Regions = append(b.Regions, transport.RegionPair{Local: r.Memory.Region, Remote: o.theirs.Regions[i].Memory.Region, Bytes: int64(r.BlockBytes)})
+		w.bytes += int64(len(b.Local)) * int64(r.BlockBytes)
 	}
 	if w.bytes > 0 {
 		return w, true, nil
@@ -67,11 +62,12 @@ func (p *pushes) next(o *outgoing) (writing, bool, error) {
 	return w, false, nil
 }
 
-// pairs are the blocks of positions from first to last, without those that one side
-// does not hold. The lock is held.
-func (o *outgoing) pairs(group, first, last int) []pair {
+// blocks are those of positions from first to last, without those that one side does not
+// hold. The lock is held.
+func (o *outgoing) blocks(group, first, last int) transport.Blocks {
+	n := max(0, last-first)
+	b := transport.Blocks{Local: make([]int32, 0, n), Remote: make([]int32, 0, n)}
 	theirs := o.offer.Blocks[group]
-	out := make([]pair, 0, max(0, last-first))
 	for pos := first; pos < last; pos++ {
 		to, from := theirs[pos-o.offer.From], kvcache.NullBlock
 		if to == kvcache.NullBlock {
@@ -84,33 +80,15 @@ func (o *outgoing) pairs(group, first, last int) []pair {
 			o.missing[pos] = true
 			continue
 		}
-		out = append(out, pair{from, to})
+		b.Local, b.Remote = append(b.Local, int32(from)), append(b.Remote, int32(to))
 	}
-	return out
-}
-
-// segments are the pieces of one group.
-func (p *pushes) segments(o *outgoing, w writing, group int) (segs []transport.Segment) {
-	for _, x := range w.runs {
-		r := p.w.id.Regions[x.region]
-		if r.Group != group {
-			continue
-		}
-		size := int64(r.BlockBytes)
-		segs = slices.Grow(segs, len(x.pairs))
-		for _, b := range x.pairs {
-			segs = append(segs, transport.Segment{
-				Local: r.Memory.Region, Remote: o.theirs.Regions[x.region].Memory.Region, LocalOffset: int64(b.from) * size, RemoteOffset: int64(b.to) * size, Length: size,
-			})
-		}
-	}
-	return segs
+	return b
 }
 
 // write sends one batch.
 func (p *pushes) write(ctx context.Context, tp transport.Peer, o *outgoing, w writing) error {
-	for g, open := range o.offer.Open {
-		if err := tp.Write(ctx, open, p.segments(o, w, g)); err != nil {
+	for _, x := range w.runs {
+		if err := transport.WriteBlocks(ctx, tp, o.offer.Open[x.group], x.blocks); err != nil {
 			return err
 		}
 	}

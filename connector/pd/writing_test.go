@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-serving/sluice/kvcache"
 )
 
-// What is ready goes out of every region; regions that have sent as much share the
-// list of blocks, and only what was to be sent and is not held is missing.
+// What is ready goes out of every region; neighbouring regions that have sent as much share
+// the list of blocks, and only what was to be sent and is not held is missing.
 func TestWritingOfRegions(t *testing.T) {
 	e := newEngine(t, "p-1", Producer, 1)
 	p := e.w.pushes
@@ -29,25 +29,21 @@ func TestWritingOfRegions(t *testing.T) {
 	w, more, err := p.next(o)
 	require.NoError(t, err)
 	require.True(t, more)
-	require.Len(t, w.runs, regions)
-	for i, r := range w.runs {
-		want := []pair{{11, 20}, {12, 21}, {14, 23}}
-		switch i {
-		case 2:
-			want = want[:1]
-		case 4:
-			want = want[2:]
+	pairs := func(first, last int) (out []transport.RegionPair) {
+		for _, r := range theirs.Regions[first:last] {
+			out = append(out, transport.RegionPair{Local: r.Memory.Region, Remote: r.Memory.Region, Bytes: testBlockBytes})
 		}
-		require.Equal(t, run{i, want}, r)
+		return out
 	}
-	require.Same(t, &w.runs[0].pairs[0], &w.runs[1].pairs[0])
+	require.Equal(t, []run{
+		{0, transport.Blocks{Regions: pairs(0, 2), Local: []int32{11, 12, 14}, Remote: []int32{20, 21, 23}}},
+		{0, transport.Blocks{Regions: pairs(2, 3), Local: []int32{11}, Remote: []int32{20}}},
+		{0, transport.Blocks{Regions: pairs(3, 4), Local: []int32{11, 12, 14}, Remote: []int32{20, 21, 23}}},
+		{0, transport.Blocks{Regions: pairs(4, 5), Local: []int32{14}, Remote: []int32{23}}},
+		{0, transport.Blocks{Regions: pairs(5, regions), Local: []int32{11, 12, 14}, Remote: []int32{20, 21, 23}}},
+	}, w.runs)
 	require.Equal(t, int64(3*regions-4)*testBlockBytes, w.bytes)
 	require.Empty(t, o.missing, "position 3 is wanted by nobody")
-	segs := p.segments(o, w, 0)
-	require.Len(t, segs, 3*regions-4)
-	require.Equal(t, transport.Segment{
-		Local: theirs.Regions[0].Memory.Region, Remote: theirs.Regions[0].Memory.Region, LocalOffset: 12 * testBlockBytes, RemoteOffset: 21 * testBlockBytes, Length: testBlockBytes,
-	}, segs[1])
 	o.offer.Blocks[0][2] = 22
 	w, _, err = p.next(o)
 	require.NoError(t, err)
