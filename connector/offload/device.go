@@ -17,10 +17,11 @@ import (
 type Way uint8
 
 const (
-	// Auto goes by the size of the pieces, a block's part of one region: from 64 KiB on
-	// as Engine, which keeps the compute units free, smaller ones as Staged. The driver
-	// takes up to a microsecond for a piece, in which the bus moves some 50 KiB: smaller
-	// pieces cross faster than they are handed over.
+	// Auto goes by the size of the pieces, a block's part of one region, and by what the
+	// device does: from 64 KiB on, and while it is busy (DeviceOptions.Busy), as Engine,
+	// which leaves the compute units to the steps; else as Staged. The driver takes up to a
+	// microsecond for a piece, in which the bus moves some 50 KiB: smaller pieces cross
+	// faster than they are handed over.
 	Auto Way = iota
 	// Staged gathers blocks on the device; they cross as runs, by the copy engines.
 	Staged
@@ -63,6 +64,10 @@ type DeviceOptions struct {
 	Stages  int // of a direction: fillings that are gathered, or cross, beside each other; default 3
 	Streams int // of a direction, on which the copy engines take turns; default 2
 	Run     int // bytes that cross as one copy at most, so that a step's own copies get in between; default 512 KiB
+
+	// Busy reports whether steps run on the device. Auto asks it before each filling, on
+	// any goroutine; nil is never.
+	Busy func() bool
 }
 
 func (o DeviceOptions) withDefaults() DeviceOptions {
@@ -299,7 +304,7 @@ func (o DeviceOptions) way(c Copies, bytes int) Way {
 	switch {
 	case o.Way != Auto:
 		return o.Way
-	case bytes >= engineBytes*len(c.Parts):
+	case bytes >= engineBytes*len(c.Parts), o.Busy != nil && o.Busy():
 		return Engine
 	}
 	return Staged

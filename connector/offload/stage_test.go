@@ -202,7 +202,8 @@ func TestStages(t *testing.T) {
 	require.Equal(t, len(b.bufs), live.Buffers)
 }
 
-// Auto leaves pieces from 64 KiB on to the copy engines; a way that is named stays.
+// Auto leaves pieces from 64 KiB on to the copy engines, and all while steps run; a way
+// that is named stays.
 func TestAuto(t *testing.T) {
 	copies := func(bytes ...int) (c Copies) {
 		for i, n := range bytes {
@@ -222,7 +223,14 @@ func TestAuto(t *testing.T) {
 		{Engine, Engine, copies(16, 16)},
 		{Direct, Direct, copies(128<<10, 16)},
 	} {
-		require.Equal(t, x.want, DeviceOptions{Way: x.asked}.way(x.c, x.c.bytes()), "%v of %v", x.asked, x.c.Parts)
+		for _, busy := range []bool{false, true} {
+			o, want := DeviceOptions{Way: x.asked, Busy: func() bool { return busy }}, x.want
+			require.Equal(t, x.want, DeviceOptions{Way: x.asked}.way(x.c, x.c.bytes()), "%v of %v", x.asked, x.c.Parts)
+			if busy && x.asked == Auto {
+				want = Engine
+			}
+			require.Equal(t, want, o.way(x.c, x.c.bytes()), "%v of %v, busy %v", x.asked, x.c.Parts, busy)
+		}
 	}
 }
 
@@ -273,6 +281,24 @@ func TestWaysRefuse(t *testing.T) {
 	_, err := NewDeviceMover(b.dev, b.bufs, DeviceOptions{Way: 9})
 	require.ErrorContains(t, err, "Way(9)")
 	require.Zero(t, b.dev.Live().HostBuffers)
+}
+
+// A device whose steps come and go is asked before each filling: the ways change within
+// one call, and what they bring is the same.
+func TestAutoWhileStepsComeAndGo(t *testing.T) {
+	pieces := slices.Repeat([]int{2 << 10}, 6)
+	b := newMoverBench(t, pieces)
+	asked := 0
+	m, err := NewDeviceMover(b.dev, b.bufs, DeviceOptions{Stage: 24 << 10, Busy: func() bool { asked++; return asked%3 != 0 }})
+	require.NoError(t, err)
+	host, err := m.Alloc(benchBlocks * 12 << 10)
+	require.NoError(t, err)
+	for range 3 {
+		before := asked
+		b.check(m, host, b.copies(pieces, 0, b.r.Perm(benchBlocks), b.r.Perm(benchBlocks)))
+		require.Equal(t, 2*benchBlocks/2, asked-before, "a filling of two blocks each, both ways")
+	}
+	require.NoError(t, m.Close())
 }
 
 // Several calls at a time, in both directions, on blocks that do not overlap.

@@ -119,7 +119,7 @@ func (r *rank) startWorker(t *KVTransfer, dev ascendrt.Device, layout connector.
 	if err != nil {
 		return nil, err
 	}
-	mover, err := offload.NewDeviceMover(dev, r.exec.Buffers(), offload.DeviceOptions{Way: way})
+	mover, err := offload.NewDeviceMover(dev, r.exec.Buffers(), offload.DeviceOptions{Way: way, Busy: r.busy.Load})
 	if err != nil {
 		return nil, err
 	}

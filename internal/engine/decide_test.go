@@ -266,3 +266,21 @@ func TestResidentUntil(t *testing.T) {
 	require.Zero(t, turn(startDecoder(t, sched(switchedOn), slog.LevelInfo, nil), "a", nil).ResidentUntil, "the plain profile keeps nothing")
 	require.Zero(t, turn(startDecoder(t, withGuards(`"leases":false`), slog.LevelInfo, nil), "a", nil).ResidentUntil)
 }
+
+// A rank is busy while it has something to compute, and not before or after: copies go
+// by that.
+func TestBusyWhileStepsRun(t *testing.T) {
+	d := startDecoder(t, "{}", slog.LevelInfo, nil)
+	r := d.e.ranks[0]
+	require.False(t, r.busy.Load())
+	s := d.submit("long", ids(1, 20), func(r *Request) { r.MaxTokens = 1900 })
+	for seen := false; !seen; seen = r.busy.Load() {
+		x, err := s.Next(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, scheduler.NotFinished, x.Finish, "it was not busy all the while")
+	}
+	s.Cancel()
+	for r.busy.Load() {
+		time.Sleep(time.Millisecond)
+	}
+}

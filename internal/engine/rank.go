@@ -54,8 +54,9 @@ type rank struct {
 	dirty   bool // something has changed since the last plan
 	waits   scheduler.Wait
 	ops     []connector.Op
-	seq     uint64    // number of the newest plan
-	over    time.Time // when the last step ended
+	seq     uint64      // number of the newest plan
+	busy    atomic.Bool // the newest plan has rows
+	over    time.Time   // when the last step ended
 	tokens  []scheduler.Token
 	drafts  []scheduler.Token // proposed for the next step
 
@@ -243,6 +244,7 @@ func (r *rank) plan(ctx context.Context) (bool, error) {
 		return false, fmt.Errorf("rank %d: no plan with %d of %d in flight", r.index, len(r.flight), r.limit)
 	}
 	r.dirty, r.waits, r.seq = p.Rows() > 0, p.Waits, p.Seq
+	r.busy.Store(p.Rows() > 0)
 	r.note(p, now)
 	if err := r.transferOps(p.Seq); err != nil {
 		return false, err

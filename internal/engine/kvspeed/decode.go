@@ -191,7 +191,9 @@ func (d *decoder) prompts(ctx context.Context, o options, shape model.Config, pr
 func (d *decoder) turn(ctx context.Context, dev ascendrt.Device, o options, kv kvShape, a *arm, own int, prompts func() error) (err error) {
 	var c *copies
 	if a.t != (traffic{}) {
-		m, merr := offload.NewDeviceMover(dev, d.exec.Buffers(), a.v.how)
+		how := a.v.how
+		how.Busy = func() bool { return true } // steps run all the while
+		m, merr := offload.NewDeviceMover(dev, d.exec.Buffers(), how)
 		if merr != nil {
 			return merr
 		}
