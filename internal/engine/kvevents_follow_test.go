@@ -159,17 +159,26 @@ func (n *node) post(path, rank string, body any) (int, []byte) {
 	return res.StatusCode, out
 }
 
-// turn has a prompt answered, and gives it with the answer and how much of it was cached.
-func (n *node) turn(rank int, salt string, prompt []kvcache.Token) (history []kvcache.Token, cached int) {
+// ask has a prompt answered.
+func (n *node) ask(rank int, prompt []kvcache.Token, tokens int, more map[string]any) openai.CompletionResponse {
 	n.Helper()
-	body := map[string]any{"prompt": prompt, "max_tokens": 24, "ignore_eos": true, "return_token_ids": true}
-	if salt != "" {
-		body["cache_salt"] = salt
-	}
+	body := map[string]any{"prompt": prompt, "max_tokens": tokens, "ignore_eos": true, "return_token_ids": true}
+	maps.Copy(body, more)
 	status, raw := n.post("/v1/completions", strconv.Itoa(rank), body)
 	require.Equal(n, http.StatusOK, status, "%s", raw)
 	var out openai.CompletionResponse
 	require.NoError(n, json.Unmarshal(raw, &out))
+	return out
+}
+
+// turn is ask that gives the prompt with its answer, and how much of it was cached.
+func (n *node) turn(rank int, salt string, prompt []kvcache.Token) (history []kvcache.Token, cached int) {
+	n.Helper()
+	more := map[string]any{}
+	if salt != "" {
+		more["cache_salt"] = salt
+	}
+	out := n.ask(rank, prompt, 24, more)
 	history = slices.Clone(prompt)
 	for _, id := range out.Choices[0].TokenIDs {
 		history = append(history, kvcache.Token(id))
@@ -551,52 +560,4 @@ func lostIsSeen(t *testing.T, batches []batch, want map[block]bool) {
 		}
 	}
 	t.Fatal("no reset")
-}
-
-// What the host tier holds is told of as such: a block may be in one of the two,
-// or in both.
-func TestRoutersKnowTheHostTier(t *testing.T) {
-	transfer, err := engine.ParseKVTransfer(`{"kv_connector":"offload","kv_role":"kv_both","kv_connector_extra_config":{"enable_offload_prefix_caching":true,"offload_host_memory_ratio":0.5}}`)
-	require.NoError(t, err)
-	n := serve(t, engine.Config{
-		KVBlocks: 40, MaxModelLen: 512, MaxSeqs: 4, BlockSize: blockSize, DeviceWorkers: 1, Eager: true, KVTransfer: transfer,
-		HashSeed: hashSeed, KVEvents: engine.KVEvents{Enable: true, Endpoint: "tcp://127.0.0.1:0", Topic: topic},
-	})
-	f := n.subscribe(0)
-	n.await("the subscriber", func() bool { return n.metric("sluice_kv_events_subscribers", 0) == 1 })
-	// agree waits until the follower knows what both hold, and gives how much that is.
-	agree := func(what string) (device, host int) {
-		t.Helper()
-		want := n.cached(0)
-		host, err := n.engine.HostBlocks(t.Context(), 0)
-		require.NoError(t, err)
-		n.await(what, func() bool {
-			all, err := f.read()
-			require.NoError(t, err)
-			got, err := rebuild(all)
-			require.NoError(t, err)
-			there := len(got)
-			maps.DeleteFunc(got, func(b block, _ bool) bool { return b.medium == "CPU" })
-			return maps.Equal(got, want) && there-len(got) == host
-		})
-		return len(want), host
-	}
-	history, _ := n.turn(0, "", prompt(1, 100))
-	device, host := agree("a turn that is saved")
-	require.Equal(t, device, host)
-	for i := range 6 {
-		n.turn(0, "", prompt(20+i, 300))
-		device, host = agree("turns that push others out of both")
-	}
-	require.Equal(t, 39, device)
-	require.Equal(t, 20, host)
-	n.turn(0, "", append(history, prompt(2, 40)...))
-	agree("a turn behind what has gone")
-	n.await("a reset", func() bool {
-		status, _ := n.post("/reset_prefix_cache", "0", map[string]any{})
-		return status == http.StatusOK
-	})
-	device, host = agree("a reset")
-	require.Zero(t, device+host)
-	require.Equal(t, 1, count(t, f, "AllBlocksCleared"))
 }
