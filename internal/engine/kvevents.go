@@ -144,7 +144,7 @@ func (c *Config) portsMeet() (errs []error) {
 			if a.host != "" && b.host != "" && a.host != b.host || max(a.first, b.first) >= min(a.first, b.first)+c.DataParallel {
 				continue
 			}
-			errs = append(errs, &ConflictError{b.name, a.name, fmt.Sprintf("rank r listens r ports after the one that is given, so with %d both take port %d", c.DataParallel, max(a.first, b.first))})
+			errs = append(errs, &ConflictError{b.name, a.name, fmt.Sprintf("rank r takes the r-th port after the one that is given, and %d ranks meet at port %d", c.DataParallel, max(a.first, b.first))})
 		}
 	}
 	return errs
@@ -165,7 +165,7 @@ func (r *rank) openEvents() error {
 	}
 	p, err := publish.New(r.cfg.KVEvents.publisher(r.index, r.log))
 	if err != nil {
-		return fmt.Errorf("kv-events-config: rank %d: %w", r.index, err)
+		return fmt.Errorf("kv-events-config: %w", err)
 	}
 	r.pub = p
 	r.closers = append(r.closers, func() {
