@@ -120,3 +120,12 @@ func TestRefusesOptions(t *testing.T) {
 		require.Error(t, run(t.Context(), o, &bytes.Buffer{}), name)
 	}
 }
+
+// A figure of a slow machine is not rounded to nothing.
+func TestFigure(t *testing.T) {
+	for x, want := range map[float64]string{
+		0: "0", 0.00012345: "0.000123", -0.5: "-0.5", 0.1234: "0.123", 1.23456: "1.235", -12.3456: "-12.346", 4018: "4018.000",
+	} {
+		require.Equal(t, want, figure(x))
+	}
+}

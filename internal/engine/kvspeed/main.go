@@ -27,6 +27,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -132,7 +133,15 @@ func line(out io.Writer, what, with string, f, plain figures, unit string) {
 	if plain != nil {
 		ratio = fmt.Sprintf("%.1f", 100*f.median()/plain.median())
 	}
-	fmt.Fprintf(out, "%s,%s,%.3f,%.3f,%.3f,%s,%s\n", what, with, f.median(), slices.Min(f), slices.Max(f), unit, ratio)
+	fmt.Fprintf(out, "%s,%s,%s,%s,%s,%s,%s\n", what, with, figure(f.median()), figure(slices.Min(f)), figure(slices.Max(f)), unit, ratio)
+}
+
+// figure has three decimals, or three digits of what is below one.
+func figure(x float64) string {
+	if x > -1 && x < 1 {
+		return strconv.FormatFloat(x, 'g', 3, 64)
+	}
+	return strconv.FormatFloat(x, 'f', 3, 64)
 }
 
 // ratios prints by how many percent figures are above those of the same turn.
