@@ -14,7 +14,8 @@
 // engine: a subscriber that does not keep up loses messages and sees it by the
 // sequence numbers; it then asks for a replay or starts over.
 //
-// The handshake is go-zeromq/zmq4's. The sockets are not: here every goroutine ends
-// with Close, and each subscriber has a queue of its own, so that a slow one
-// holds up nobody else.
+// It speaks ZMTP 3.0 without security, to peers of that version and later. Every
+// goroutine ends with Close, and each subscriber has a queue of its own, so that
+// a slow one holds up nobody else. What a peer may make the publisher read and
+// keep is bounded; who the peer is is not asked.
 package publish

@@ -3,27 +3,29 @@ package publish
 import (
 	"bufio"
 	"encoding/binary"
+	"fmt"
 	"net"
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/go-zeromq/zmq4"
-	"github.com/go-zeromq/zmq4/security/null"
 )
 
 const (
 	handshakeTimeout = 10 * time.Second
-	replayQueue      = 16 // messages of a replay that wait for the client
+	maxTopics        = 1 << 10 // of one subscriber
 )
 
+var errTopics = fmt.Errorf("publish: more than %d subscriptions of one peer", maxTopics)
+
 // peer is one connected subscriber or replay client. Two goroutines serve it:
-// one reads, one writes; both end when the connection is closed.
+// one reads, and answers requests of replays; one writes what is published. Both
+// end when the connection is closed.
 type peer struct {
 	p    *Publisher
-	kind zmq4.SocketType // of our socket: Pub or Router
+	kind socket // of ours
 	conn net.Conn
-	out  chan []byte   // messages to write
+	r    *bufio.Reader
+	out  *outbox
 	gone chan struct{} // closed when the reader has ended
 	done chan struct{} // closed when the writer has ended
 
@@ -33,19 +35,17 @@ type peer struct {
 
 // serve runs a connection of one of the sockets until it ends, and reports
 // whether the peers understood each other.
-func (p *Publisher) serve(conn net.Conn, kind zmq4.SocketType, attach Attach) bool {
+func (p *Publisher) serve(conn net.Conn, kind socket) bool {
 	defer conn.Close()
-	q := &peer{p: p, kind: kind, conn: conn, gone: make(chan struct{}), done: make(chan struct{}), topics: map[string]int{}}
-	if kind == zmq4.Pub {
-		q.out = make(chan []byte, p.cfg.HighWater)
-	} else {
-		q.out = make(chan []byte, replayQueue)
+	q := &peer{
+		p: p, kind: kind, conn: conn, r: bufio.NewReader(conn), out: newOutbox(p.cfg.HighWater),
+		gone: make(chan struct{}), done: make(chan struct{}), topics: map[string]int{},
 	}
 	if !p.add(q) {
 		return false
 	}
 	defer p.remove(q)
-	if _, err := zmq4.Open(conn, null.Security(), kind, nil, attach == Bind, nil); err != nil {
+	if err := handshake(q.r, conn, kind); err != nil {
 		p.cfg.Log.Debug("handshake refused", "peer", conn.RemoteAddr(), "error", err)
 		return false
 	}
@@ -64,54 +64,43 @@ func (p *Publisher) serve(conn net.Conn, kind zmq4.SocketType, attach Attach) bo
 	return true
 }
 
-// write sends what is queued until the reader ends or the publisher asks for the end.
+// write sends what is queued until the reader ends, or the publisher asks for the
+// end, has set a deadline, and nothing is left. Then it closes the connection.
 func (q *peer) write() {
-	for {
-		select {
-		case m := <-q.out:
+	defer q.conn.Close()
+	for last := false; ; {
+		for m, ok := q.out.next(); ok; m, ok = q.out.next() {
 			if _, err := q.conn.Write(m); err != nil {
-				q.conn.Close()
 				return
 			}
+		}
+		if last {
+			return
+		}
+		select {
+		case <-q.out.wake:
 		case <-q.gone:
 			return
 		case <-q.p.closing:
-			q.drain()
-			return
-		}
-	}
-}
-
-// drain writes what is left and closes the connection; the publisher has set a deadline.
-func (q *peer) drain() {
-	defer q.conn.Close()
-	for {
-		select {
-		case m := <-q.out:
-			if _, err := q.conn.Write(m); err != nil {
-				return
-			}
-		default:
-			return
+			last = true // what came meanwhile
 		}
 	}
 }
 
 // read handles what the peer sends until the connection ends.
 func (q *peer) read() error {
-	r := bufio.NewReader(q.conn)
 	for {
-		frames, isCommand, err := readMessage(r, maxFrame)
+		frames, isCommand, err := readMessage(q.r, maxFrame)
 		if err != nil {
 			return err
 		}
 		switch {
 		case isCommand:
 			err = q.command(frames[0])
-		case q.kind == zmq4.Pub:
-			q.subscription(frames[0])
+		case q.kind == pubSocket:
+			err = q.subscription(frames[0])
 		default:
-			q.replay(frames)
+			err = q.replay(frames)
 		}
 		if err != nil {
 			return err
@@ -127,39 +116,41 @@ func (q *peer) command(body []byte) error {
 	}
 	switch name {
 	case "SUBSCRIBE":
-		q.subscribe(string(data), 1)
+		return q.subscribe(string(data), 1)
 	case "CANCEL":
-		q.subscribe(string(data), -1)
+		return q.subscribe(string(data), -1)
 	case "PING":
 		if len(data) > 2 {
 			data = data[2:] // behind the time to live stands the context to send back
 		} else {
 			data = nil
 		}
-		q.send(command("PONG", data))
+		q.out.put(command("PONG", data)) // who has no room for it hears from us anyway
 	}
 	return nil
 }
 
 // subscription handles a subscription of version 3.0: a byte 1 or 0, then the topic.
-func (q *peer) subscription(m []byte) {
-	if len(m) == 0 {
-		return
+func (q *peer) subscription(m []byte) error {
+	switch {
+	case len(m) > 0 && m[0] == 1:
+		return q.subscribe(string(m[1:]), 1)
+	case len(m) > 0 && m[0] == 0:
+		return q.subscribe(string(m[1:]), -1)
 	}
-	switch m[0] {
-	case 1:
-		q.subscribe(string(m[1:]), 1)
-	case 0:
-		q.subscribe(string(m[1:]), -1)
-	}
+	return nil
 }
 
-func (q *peer) subscribe(topic string, n int) {
+func (q *peer) subscribe(topic string, n int) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.topics[topic] += n; q.topics[topic] <= 0 {
 		delete(q.topics, topic)
 	}
+	if len(q.topics) > maxTopics {
+		return errTopics
+	}
+	return nil
 }
 
 // wants reports whether the peer has subscribed to a prefix of topic.
@@ -174,28 +165,25 @@ func (q *peer) wants(topic string) bool {
 	return false
 }
 
-// send queues a message and waits for room, unless the connection ends.
-func (q *peer) send(m []byte) {
-	select {
-	case q.out <- m:
-	case <-q.done:
-	case <-q.p.closing:
-	}
-}
-
-// replay answers a request for batches. Requests of REQ sockets carry an empty frame before the number; the answers then do too.
-func (q *peer) replay(frames [][]byte) {
+// replay answers a request for batches, as fast as the peer takes them. Requests
+// of REQ sockets carry an empty frame before the number; the answers then do too.
+func (q *peer) replay(frames [][]byte) error {
 	var envelope [][]byte
 	if len(frames) > 1 && len(frames[0]) == 0 {
 		envelope, frames = frames[:1], frames[1:]
 	}
 	if len(frames) != 1 || len(frames[0]) != 8 {
 		q.p.cfg.Log.Debug("malformed replay request", "peer", q.conn.RemoteAddr(), "frames", len(frames))
-		return
+		return nil
 	}
-	start := binary.BigEndian.Uint64(frames[0])
-	for _, b := range q.p.since(start) {
-		q.send(message(append(envelope[:len(envelope):len(envelope)], q.p.topic, seqBytes(b.seq), b.payload)...))
+	answer := func(topic, seq, payload []byte) error {
+		_, err := q.conn.Write(message(append(envelope[:len(envelope):len(envelope)], topic, seq, payload)...))
+		return err
 	}
-	q.send(message(append(envelope[:len(envelope):len(envelope)], nil, seqBytes(endOfReplay), nil)...))
+	for _, b := range q.p.since(binary.BigEndian.Uint64(frames[0])) {
+		if err := answer(q.p.topic, seqBytes(b.seq), b.payload); err != nil {
+			return err
+		}
+	}
+	return answer(nil, seqBytes(endOfReplay), nil)
 }

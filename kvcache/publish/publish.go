@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-zeromq/zmq4"
-
 	"github.com/sluice-serving/sluice/kvcache"
 )
 
@@ -96,12 +94,12 @@ func New(cfg Config) (*Publisher, error) {
 	p.loop.Add(1)
 	go p.run()
 	if p.pub != nil {
-		p.accept(p.pub, zmq4.Pub)
+		p.accept(p.pub, pubSocket)
 	} else {
 		p.peers.Go(func() { p.connect(ctx) })
 	}
 	if p.router != nil {
-		p.accept(p.router, zmq4.Router)
+		p.accept(p.router, routerSocket)
 	}
 	return p, nil
 }
@@ -162,7 +160,7 @@ func (p *Publisher) Stats() Stats {
 	defer p.mu.Unlock()
 	s := p.stats
 	for q := range p.live {
-		if q.kind == zmq4.Pub && q.wants(p.cfg.Topic) {
+		if q.kind == pubSocket && q.wants(p.cfg.Topic) {
 			s.Subscribers++
 		}
 	}
@@ -214,12 +212,10 @@ func (p *Publisher) run() {
 		p.stats.Batches++
 		p.stats.Events += uint64(len(b.events))
 		for q := range p.live {
-			if q.kind != zmq4.Pub || !q.wants(p.cfg.Topic) {
+			if q.kind != pubSocket || !q.wants(p.cfg.Topic) {
 				continue
 			}
-			select {
-			case q.out <- m:
-			default:
+			if !q.out.put(m) {
 				p.stats.Dropped++
 			}
 		}
@@ -251,7 +247,7 @@ func (p *Publisher) since(seq uint64) []stored {
 }
 
 // accept serves the connections of a socket until it is closed.
-func (p *Publisher) accept(l net.Listener, kind zmq4.SocketType) {
+func (p *Publisher) accept(l net.Listener, kind socket) {
 	p.peers.Add(1)
 	go func() {
 		defer p.peers.Done()
@@ -272,7 +268,7 @@ func (p *Publisher) accept(l net.Listener, kind zmq4.SocketType) {
 			p.peers.Add(1)
 			go func() {
 				defer p.peers.Done()
-				p.serve(conn, kind, Bind)
+				p.serve(conn, kind)
 			}()
 		}
 	}()
@@ -292,7 +288,7 @@ func (p *Publisher) connect(ctx context.Context) {
 	for retry := minRetry; ; retry = min(2*retry, maxRetry) {
 		d := net.Dialer{Timeout: handshakeTimeout}
 		conn, err := d.DialContext(ctx, "tcp", addr)
-		if err == nil && p.serve(conn, zmq4.Pub, Connect) {
+		if err == nil && p.serve(conn, pubSocket) {
 			retry, level = minRetry, slog.LevelWarn
 		}
 		select {
