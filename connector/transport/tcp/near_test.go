@@ -6,8 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -447,16 +445,7 @@ func TestHostileNeighbours(t *testing.T) {
 		"card without a near hello": append(append([]byte(nil), rawHello()...),
 			rawFrame(header{kind: kindCard}, []byte("\x00"+near.name))...),
 	} {
-		c, err := net.Dial("tcp", s.Address())
-		require.NoError(t, err)
-		_, err = c.Write(raw)
-		require.NoError(t, err)
-		require.NoError(t, c.(*net.TCPConn).CloseWrite())
-		require.NoError(t, c.SetReadDeadline(time.Now().Add(10*time.Second)))
-		if _, err := io.Copy(io.Discard, c); err != nil {
-			require.ErrorContains(t, err, "reset", name)
-		}
-		c.Close()
+		tell(t, name, s, raw)
 	}
 	require.Equal(t, make([]byte, len(mem)), []byte(mem), "nothing was written")
 	for s.Stats().OpenConns > 0 {

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"io"
-	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -173,9 +171,9 @@ func TestHostileTickets(t *testing.T) {
 	with := func(n int, text string, rest []byte) []byte {
 		return append(append(binary.LittleEndian.AppendUint16(nil, uint16(n)), text...), rest...)
 	}
-	const asks = "\x06" // units and tickets
+	const asks = cardUnits | cardTickets
 	for name, c := range map[string]struct {
-		card string
+		asks byte
 		raw  []byte
 		ends bool
 	}{
@@ -187,24 +185,13 @@ func TestHostileTickets(t *testing.T) {
 		"longer than all":   {asks, with(200, "none", units), true},
 		"takes of the rest": {asks, with(5, "none", units), true},
 		"nothing behind":    {asks, with(4, "none", nil), true},
-		"not agreed":        {"\x02", with(4, "none", units), true},
-		"without units":     {"\x04", with(4, "none", units), true},
+		"not agreed":        {cardUnits, with(4, "none", units), true},
+		"without units":     {cardTickets, with(4, "none", units), true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var hi [helloSize]byte
-			hello{near: 1}.put(hi[:])
-			stream := append(rawFrame(header{kind: kindHello}, hi[:]), rawFrame(header{kind: kindCard}, []byte(c.card+near.name))...)
-			stream = append(stream, rawFrame(header{kind: kindUnits, flags: flagTicket, id: 1}, c.raw)...)
+			stream := append(greeting(near, c.asks), rawFrame(header{kind: kindUnits, flags: flagTicket, id: 1}, c.raw)...)
 			before := s.Stats().Malformed
-			conn, err := net.Dial("tcp", s.Address())
-			require.NoError(t, err)
-			defer conn.Close()
-			_, err = conn.Write(stream)
-			require.NoError(t, err)
-			require.NoError(t, conn.(*net.TCPConn).CloseWrite())
-			require.NoError(t, conn.SetReadDeadline(time.Now().Add(10*time.Second)))
-			got, err := io.ReadAll(conn)
-			require.False(t, isTimeout(err), "it hangs up: %v", err)
+			got := tell(t, name, s, stream)
 			require.Equal(t, c.ends, s.Stats().Malformed > before)
 			if !c.ends {
 				require.True(t, bytes.Contains(got, []byte(errGone.Error())), "it says why")
@@ -226,19 +213,17 @@ func FuzzServeTickets(f *testing.F) {
 	for _, raw := range hostileUnits() {
 		f.Add(append([]byte{1, 0, 'x'}, raw...))
 	}
-	f.Add(append([]byte{1, 0, 'x'}, rawUnits(transport.Capability{}, 1, 2, uint32(d.Region), 4096, 0, 3)...))
+	fits := append([]byte{1, 0, 'x'}, rawUnits(transport.Capability{}, 1, 2, uint32(d.Region), 4096, 0, 3)...)
+	f.Add(fits)
 	f.Add([]byte{255, 255})
-	var hi [helloSize]byte
-	hello{near: 1}.put(hi[:])
-	greeting := append(rawFrame(header{kind: kindHello}, hi[:]), rawFrame(header{kind: kindCard}, []byte("\x06"+near.name))...)
+	before := greeting(near, cardUnits|cardTickets)
+	feed := func(raw []byte) {
+		s.feed(append(before[:len(before):len(before)], rawFrame(header{kind: kindUnits, flags: flagTicket, id: 1}, raw)...))
+	}
+	feed(fits)
+	require.EqualValues(f, 1, s.Stats().Denied, "it gets as far as the tickets")
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		here, there := net.Pipe()
-		done := make(chan struct{})
-		go func() { defer close(done); s.serve(there, there); there.Close() }()
-		go io.Copy(io.Discard, here)
-		_, _ = here.Write(append(greeting[:len(greeting):len(greeting)], rawFrame(header{kind: kindUnits, flags: flagTicket, id: 1}, raw)...))
-		here.Close()
-		<-done
+		feed(raw)
 		require.Zero(t, s.Stats().ServedReads)
 		require.Zero(t, near.open.Load(), "the neighbour was let go of")
 	})

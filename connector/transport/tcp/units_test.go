@@ -2,7 +2,6 @@ package tcp
 
 import (
 	"encoding/binary"
-	"io"
 	"math"
 	"net"
 	"sync"
@@ -310,6 +309,13 @@ func TestUnitsAllocations(t *testing.T) {
 	require.Len(t, units, 768)
 }
 
+// greeting is what a neighbour sends that asks for these bits.
+func greeting(near *beside, asks byte) []byte {
+	var hi [helloSize]byte
+	hello{near: 1}.put(hi[:])
+	return append(rawFrame(header{kind: kindHello}, hi[:]), rawFrame(header{kind: kindCard}, append([]byte{asks}, near.name...))...)
+}
+
 // A peer that knows of no units takes a first byte of a card other than 1 for none of
 // it, and is sent none.
 func TestCardOfOldPeers(t *testing.T) {
@@ -325,9 +331,7 @@ func TestCardOfOldPeers(t *testing.T) {
 	} {
 		c, err := net.Dial("tcp", s.Address())
 		require.NoError(t, err)
-		var hi [helloSize]byte
-		hello{near: 1}.put(hi[:])
-		_, err = c.Write(append(rawFrame(header{kind: kindHello}, hi[:]), rawFrame(header{kind: kindCard}, append([]byte{head}, near.name...))...))
+		_, err = c.Write(greeting(near, head))
 		require.NoError(t, err)
 		w := newWire(c, 10*time.Second)
 		h, err := w.readHeader(10 * time.Second)
@@ -441,18 +445,13 @@ func FuzzServeUnits(f *testing.F) {
 	for _, raw := range hostileUnits() {
 		f.Add(rawFrame(header{kind: kindUnits, id: 1}, raw))
 	}
-	f.Add(rawFrame(header{kind: kindUnits, id: 1}, rawUnits(transport.Capability{1}, 1, 2, uint32(d.Region), 4096, 0, 3)))
-	var hi [helloSize]byte
-	hello{near: 1}.put(hi[:])
-	greeting := append(rawFrame(header{kind: kindHello}, hi[:]), rawFrame(header{kind: kindCard}, []byte("\x02"+near.name))...)
+	fits := rawFrame(header{kind: kindUnits, id: 1}, rawUnits(transport.Capability{1}, 1, 2, uint32(d.Region), 4096, 0, 3))
+	f.Add(fits)
+	before := greeting(near, cardUnits)
+	s.feed(append(before[:len(before):len(before)], fits...))
+	require.EqualValues(f, 1, s.Stats().Denied, "it gets as far as the grants")
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		here, there := net.Pipe()
-		done := make(chan struct{})
-		go func() { defer close(done); s.serve(there, there); there.Close() }()
-		go io.Copy(io.Discard, here)
-		_, _ = here.Write(append(greeting[:len(greeting):len(greeting)], raw...))
-		here.Close()
-		<-done
+		s.feed(append(before[:len(before):len(before)], raw...))
 		require.Zero(t, s.Stats().ServedReads)
 		require.Zero(t, near.open.Load(), "the neighbour was let go of")
 	})
@@ -467,11 +466,9 @@ func TestHostileUnits(t *testing.T) {
 	bare, err := New(Config{StallTimeout: 200 * time.Millisecond, DialTimeout: 200 * time.Millisecond})
 	require.NoError(t, err)
 	defer bare.Close()
-	var hi [helloSize]byte
-	hello{near: 1}.put(hi[:])
 	for name, raw := range hostileUnits() {
 		streams := map[*Transport][]byte{
-			s:    append(append(rawFrame(header{kind: kindHello}, hi[:]), rawFrame(header{kind: kindCard}, []byte("\x02"+near.name))...), rawFrame(header{kind: kindUnits, id: 1}, raw)...),
+			s:    append(greeting(near, cardUnits), rawFrame(header{kind: kindUnits, id: 1}, raw)...),
 			bare: append(rawHello(), rawFrame(header{kind: kindUnits, id: 1}, raw)...),
 		}
 		for to, stream := range streams {
