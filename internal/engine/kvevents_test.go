@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-zeromq/zmq4"
+	"github.com/go-zeromq/zmq4/security/null"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -240,4 +242,31 @@ func TestTellingNothingIsFree(t *testing.T) {
 		require.Empty(t, r.sched.TakeEvents(nil))
 		require.Zero(t, testing.AllocsPerRun(100, r.tell))
 	}
+}
+
+// What had to be dropped is a metric, by where there was no room: a subscriber
+// that does not read, and a queue of one batch.
+func TestDroppedKVEventsAreCounted(t *testing.T) {
+	cfg := publishing("tcp://127.0.0.1:0")
+	one := 1
+	cfg.KVEvents.HighWater, cfg.KVEvents.Queue = &one, &one
+	e, err := New(t.Context(), cfg, Options{})
+	require.NoError(t, err)
+	a := &attempts{T: t, e: e}
+	conn, err := net.Dial("tcp", e.ranks[0].pub.Addr().String())
+	require.NoError(t, err)
+	_, err = zmq4.Open(conn, null.Security(), zmq4.Sub, nil, false, nil)
+	require.NoError(t, err)
+	_, err = conn.Write([]byte{0, 1, 1}) // subscribes to everything
+	require.NoError(t, err)
+	dropped := func(where string) float64 { return a.count("sluice_kv_events_dropped_total", "where", where) }
+	big := kvcache.Event{Kind: kvcache.Stored, Tokens: make([]kvcache.Token, 1<<18), Medium: "GPU"}
+	given := 0.0
+	for dropped("queue") == 0 || dropped("subscriber") == 0 {
+		_ = e.ranks[0].pub.Publish([]kvcache.Event{big}) // counted
+		given++
+	}
+	require.NoError(t, conn.Close())
+	require.NoError(t, e.Close())
+	require.Equal(t, given, a.count("sluice_kv_events_batches_total")+dropped("queue"), "each is sent or dropped")
 }
