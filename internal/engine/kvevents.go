@@ -55,9 +55,9 @@ func (k KVEvents) idle() bool {
 	return !k.Enable && k != KVEvents{}
 }
 
-// attach is vLLM's rule: an endpoint of every interface is one that subscribers
-// connect to, another is a subscriber that listens. So is one with "::" in it,
-// and here also port 0 and 0.0.0.0, which nobody can be connected to.
+// attach is vLLM's rule: where an endpoint has a wildcard or "::", subscribers
+// connect to it; another is that of a subscriber that listens. Here subscribers also
+// connect to port 0 and to 0.0.0.0, where nobody could be connected to.
 func attach(endpoint string) publish.Attach {
 	if strings.Contains(endpoint, "*") || strings.Contains(endpoint, "::") || strings.Contains(endpoint, "//0.0.0.0:") || strings.HasSuffix(endpoint, ":0") {
 		return publish.Bind
