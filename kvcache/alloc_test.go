@@ -75,6 +75,31 @@ func TestNoAllocations(t *testing.T) {
 		fenced()
 	}
 	require.Zero(t, testing.AllocsPerRun(200, fenced), "fences")
+
+	var awaits [64]LeaseID // sessions that are away, of which one after the other comes back or ends
+	session := func() {
+		n++
+		id := &awaits[n%64]
+		_ = c.EndLease(*id) // what it has may be gone
+		require.NoError(t, c.Attach(&other, Namespace{}))
+		prompt[0] = n
+		g, err := c.Allocate(&other, &Alloc{Tokens: prompt, New: len(prompt)})
+		if err != nil || !g.OK {
+			t.Fatal(g, err)
+		}
+		if *id, err = c.Await(&other, Time(n)+1000); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Free(&other); err != nil {
+			t.Fatal(err)
+		}
+		c.ExpireLeases(Time(n))
+	}
+	for range 1000 {
+		session()
+	}
+	require.Positive(t, c.Stats().Awaits)
+	require.Zero(t, testing.AllocsPerRun(200, session), "awaits")
 }
 
 func BenchmarkCovers(b *testing.B) {

@@ -312,10 +312,6 @@ func (c *Cache) leaveWindows(s *Seq, basis int) {
 // block in its place. Blocks without a position go to the free stack as one
 // group, so that the deepest is taken first.
 func (c *Cache) releaseRun(ids []BlockID, s *Seq) {
-	if s.class == classAwaited {
-		c.beginRun(s.until)
-		defer c.closeRun()
-	}
 	loose := len(ids)
 	for i := len(ids) - 1; i >= 0; i-- {
 		if id := ids[i]; id != NullBlock {

@@ -32,7 +32,6 @@ type Cache struct {
 	freeFence int32
 
 	leaseBook
-	awaitBook
 	journal
 	stats counters
 	residency
@@ -85,7 +84,6 @@ func newWithEdges(cfg Config, edge int) (*Cache, error) {
 	c.single = len(c.groups) == 1 && c.full == 1
 	c.pool.init(cfg.Blocks)
 	c.leaseBook.init(cfg, c.pool.usable())
-	c.awaitBook.init()
 	c.journal.init(cfg)
 	c.clearTree()
 	return c, nil
@@ -118,7 +116,7 @@ func (c *Cache) Config() Config { return c.cfg }
 func (c *Cache) Caching() Caching { return c.cfg.Caching }
 
 // Reset forgets every cached block and, when events are on, records that all
-// blocks were cleared. Leases end. It returns ErrInUse, and changes nothing,
+// blocks were cleared. Leases and awaits end. It returns ErrInUse, and changes nothing,
 // while a sequence or a fence holds a block.
 func (c *Cache) Reset() error {
 	if c.held > 0 {
@@ -128,7 +126,6 @@ func (c *Cache) Reset() error {
 	c.pool.init(len(c.blocks))
 	c.residency.log = c.residency.log[:0]
 	c.leaseBook.init(c.cfg, c.usable())
-	c.awaitBook.init()
 	c.clearTree()
 	for _, s := range c.seqs {
 		s.space = c.intern(s.ns)

@@ -139,13 +139,15 @@ func (k *checker) node(i int32) {
 		}
 		k.copies(i, nd)
 	}
-	for slot := rest.leases; slot != 0; slot = c.leases[slot].next {
-		covers++
+	for _, slot := range c.leasesAt(i) {
 		l := &c.leases[slot]
-		if !l.live || l.node != i {
+		if l.kind == isLease {
+			covers++
+		}
+		if !l.live || l.node != i || c.leases[l.next].prev != slot {
 			k.fail(7, "lease %d is misfiled at node %d", slot, i)
 		}
-		if l.next != 0 && c.leases[l.next].deadline > l.deadline {
+		if l.next != rest.leases && c.leases[l.next].before(l) {
 			k.fail(7, "leases of node %d are out of order", i)
 		}
 	}
@@ -283,11 +285,8 @@ func (k *checker) order() {
 		if c.evictable(BlockID(id), b) {
 			evictable++
 			want = blockQueued
-			if _, ok := c.awaitKeyOf(BlockID(id), b); ok && b.stamp>>stampBits == classAwaited {
-				want = blockAwaited
-			}
-			if c.underLease(BlockID(id), b) {
-				want = blockLeased
+			if slot := c.guard(BlockID(id), b); slot != 0 {
+				want = [...]uint8{isLease: blockLeased, isAwait: blockAwaited}[c.leases[slot].kind]
 			}
 		}
 		switch got := b.state & blockOrdered; {
@@ -295,16 +294,12 @@ func (k *checker) order() {
 			k.fail(6, "block %d is in order %x, should be in %x", id, got, want)
 		case got == blockQueued:
 			plain++
-			if b.stamp>>stampBits == classAwaited {
-				k.fail(6, "block %d in the plain order is awaited", id)
-			}
 			if !c.plain.has(evictKey{b.stamp, BlockID(id)}) {
 				k.fail(6, "block %d is not found in the eviction order", id)
 			}
 		case got == blockAwaited:
 			awaited++
-			want, _ := c.awaitKeyOf(BlockID(id), b)
-			if e, ok := c.await.Get(want); !ok || e.block != BlockID(id) {
+			if e, ok := c.awaitq.Get(c.awaitKeyOf(BlockID(id), b)); !ok || e.block != BlockID(id) {
 				k.fail(6, "block %d is not found in the order of awaited blocks", id)
 			}
 		case got == blockLeased:
@@ -314,23 +309,8 @@ func (k *checker) order() {
 			}
 		}
 	}
-	if plain != c.plain.len() || !c.plain.valid() || awaited != c.await.Len() || leased != c.leasedq.Len() {
-		k.fail(6, "%d plain, %d awaited and %d leased entries, should be %d, %d and %d", c.plain.len(), c.await.Len(), c.leasedq.Len(), plain, awaited, leased)
-	}
-	live, before := 0, uint64(0)
-	for _, r := range c.runs {
-		if r.first <= before || r.last < r.first || r.last > c.releases {
-			k.fail(6, "awaited releases %d to %d come after %d, of %d", r.first, r.last, before, c.releases)
-		}
-		if before = r.last; r.live {
-			live++
-			if !c.dueRuns.Has(dueAwaited{r.until, r.first}) {
-				k.fail(6, "awaited releases from %d are not found by their deadline", r.first)
-			}
-		}
-	}
-	if live != c.dueRuns.Len() || live != len(c.runs)-c.ended || live > c.usable() {
-		k.fail(6, "%d runs of awaited releases, says %d and %d of %d", live, c.dueRuns.Len(), len(c.runs)-c.ended, c.usable())
+	if plain != c.plain.len() || !c.plain.valid() || awaited != c.awaitq.Len() || leased != c.leasedq.Len() {
+		k.fail(6, "%d plain, %d awaited and %d leased entries, should be %d, %d and %d", c.plain.len(), c.awaitq.Len(), c.leasedq.Len(), plain, awaited, leased)
 	}
 	if unheld > 0 && evictable == 0 {
 		k.fail(6, "%d unheld cached blocks and none may be evicted", unheld)
@@ -338,14 +318,14 @@ func (k *checker) order() {
 }
 
 func (k *checker) leases() {
-	c, live := k.c, 0
+	c, live := k.c, [2]int{}
 	for i := range c.leases {
 		l := &c.leases[i]
 		if !l.live {
 			continue
 		}
-		live++
-		if d, ok := c.due.Get(dueLease{l.deadline, int32(i)}); !ok || d.slot != int32(i) {
+		live[l.kind]++
+		if d, ok := c.due[l.kind].Get(dueLease{l.deadline, int32(i)}); !ok || d.slot != int32(i) {
 			k.fail(7, "lease %d is not found by its deadline", i)
 		}
 		for _, id := range l.window {
@@ -354,8 +334,10 @@ func (k *checker) leases() {
 			}
 		}
 	}
-	if live != c.leaseCount || live != c.due.Len() {
-		k.fail(7, "%d leases, says %d and %d", live, c.leaseCount, c.due.Len())
+	for kind, n := range live {
+		if c.due[kind].Len() != n {
+			k.fail(7, "%d live leases of kind %d, %d have a deadline", n, kind, c.due[kind].Len())
+		}
 	}
 	if k.leasedPositions != c.leasedPositions || c.leasedPositions > c.leaseBudget {
 		k.fail(7, "leases cover %d positions, says %d, budget %d", k.leasedPositions, c.leasedPositions, c.leaseBudget)

@@ -35,8 +35,9 @@
 // blocks that nobody holds: any surplus copy; the last copy of a position below
 // which nothing is cached; any block of a sliding-window group. They give way in
 // the order (retention class, sequence number of the block's last release); awaited
-// blocks, whose owner is expected back, the one that is expected last first. A
-// request lets its table go from the last block to the first, so within a class
+// blocks, whose owner is expected back (Await), the one that is expected last first,
+// and leased ones (Lease) last. Leases and awaits protect a path of positions, not
+// blocks: where several share one, each protects it until its own end. A request lets its table go from the last block to the first, so within a class
 // this is the order of least recent use with children before their parents. Time
 // never orders evictions.
 //
@@ -64,7 +65,7 @@
 //	    group, a path ends in a position with a copy.
 //	I6  A block is in one eviction order exactly if it is evictable, and while
 //	    unheld cached blocks exist at least one of them is: Available never promises what eviction cannot give.
-//	I7  Leases cover what their nodes say, within the budget; each is found by its deadline.
+//	I7  Leases cover what their nodes say, within the budget; each lease and await is found by its deadline.
 //	I8  A sequence's published blocks have the positions of their place in the
 //	    table; the others have none, so no block is matchable whose step failed.
 //	I9  The tables of a sequence have one length; only leading positions outside

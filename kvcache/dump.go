@@ -67,8 +67,9 @@ func (c *Cache) dumpChildren(b *strings.Builder, i int32, indent string) {
 				c.dumpCopies(b, c.head(nd.run+int32(off), g))
 			}
 		}
-		for slot := c.t.rest(j).leases; slot != 0; slot = c.leases[slot].next {
-			fmt.Fprintf(b, "  lease until %d", c.leases[slot].deadline)
+		for _, slot := range c.leasesAt(j) {
+			l := &c.leases[slot]
+			fmt.Fprintf(b, "  %s until %d", [...]string{isLease: "lease", isAwait: "awaited"}[l.kind], l.deadline)
 		}
 		b.WriteByte('\n')
 		c.dumpChildren(b, j, indent+"  ")

@@ -19,14 +19,12 @@ var (
 	ErrHitOnHolder = errors.New("kvcache: hit given for a sequence that holds blocks")
 	// ErrUnknownFence says that a fence was lifted before, or never existed.
 	ErrUnknownFence = errors.New("kvcache: unknown fence")
-	// ErrUnknownLease says that a lease has ended, or never existed.
+	// ErrUnknownLease says that a lease or an await has ended, or never existed.
 	ErrUnknownLease = errors.New("kvcache: unknown lease")
 	// ErrInUse says that Reset found blocks that are held.
 	ErrInUse = errors.New("kvcache: blocks are held")
-	// ErrNothingToLease says that no matchable block stands behind a lease.
+	// ErrNothingToLease says that no matchable block stands behind a lease or an await.
 	ErrNothingToLease = errors.New("kvcache: no cached block to lease")
-	// ErrRetention says that a retention is prioritised and awaited at a time, or awaited until before the clock's beginning.
-	ErrRetention = errors.New("kvcache: retention must not be prioritised and awaited, nor awaited until a negative instant")
 	// ErrSharedHash says that a hash algorithm is refused because the keys leave the process and are shared between tenants.
 	ErrSharedHash = errors.New("kvcache: hash is not collision resistant, so it cannot key blocks shared between tenants")
 )

@@ -62,7 +62,7 @@ func (c *Cache) FreeFenced(s *Seq) (Fence, error) {
 	f.live = true
 	f.seq.tables, s.tables = s.tables, f.seq.tables
 	f.seq.gone, s.gone = s.gone, f.seq.gone
-	f.seq.held, f.seq.class, f.seq.until, f.seq.published = s.held, s.class, s.until, s.published
+	f.seq.held, f.seq.class, f.seq.published = s.held, s.class, s.published
 	c.close(s)
 	c.check()
 	return Fence{i, f.gen}, nil

@@ -142,21 +142,30 @@ func (p *program) step() bool {
 	case 14:
 		p.now += Time(p.next())
 		p.c.ExpireLeases(p.now)
-		p.m.expireAwaits(p.now)
-		for _, l := range slices.Clone(p.m.leases) {
-			if l.deadline <= p.now {
+		p.m.expire(false, p.now)
+		p.m.expire(true, p.now)
+	case 15:
+		switch n := p.next(); {
+		case n > 220:
+			if len(p.m.awaits) > 0 {
+				l := p.m.awaits[n%len(p.m.awaits)]
+				p.must(p.c.EndLease(l.id))
 				p.m.endLease(l)
 			}
+		case n > 101:
+			until := p.now + Time(n)
+			if n > 200 {
+				until = Anytime
+			}
+			id, err := p.c.Await(s.real, until)
+			if err != nil {
+				return true
+			}
+			p.m.await(p.m.key(s.ns, s.toks, s.published), until).id = id
+		default:
+			s.class = 1 + n%101
+			p.must(p.c.SetRetention(s.real, Retention{Prioritised: true, Priority: n % 101}))
 		}
-	case 15:
-		n := p.next()
-		r := Retention{Prioritised: true, Priority: n % 101}
-		s.class = 1 + r.Priority
-		if n > 101 {
-			r = Retention{AwaitedUntil: p.now + Time(n)}
-			s.class, s.until = mclassAwaited, r.AwaitedUntil
-		}
-		p.must(p.c.SetRetention(s.real, r))
 	}
 	return true
 }

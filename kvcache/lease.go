@@ -2,6 +2,7 @@ package kvcache
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/google/btree"
@@ -11,7 +12,10 @@ import (
 // instants and reads no clock.
 type Time int64
 
-// LeaseID names a lease. The zero value is no lease.
+// Anytime is the instant of an await whose owner may come back at any time.
+const Anytime Time = math.MaxInt64
+
+// LeaseID names a lease or an await. The zero value is neither.
 type LeaseID struct {
 	slot int32
 	gen  uint32
@@ -45,14 +49,36 @@ func (r LeaseResult) String() string {
 // lease protects the path from a root to the end of a node's edge. The blocks
 // above the end need no mark of their own: a last copy is never evicted while
 // something is cached below it. When the end is evicted all the same, the lease
-// goes on with one position less.
+// goes on with one position less. An await is a lease that protects from less:
+// its blocks give way before leased ones, and no budget counts them.
 type lease struct {
 	node     int32
-	next     int32 // next lease of the node, or of the free list
+	next     int32 // next lease in the node's ring, or of the free list
+	prev     int32
 	gen      uint32
 	live     bool
+	kind     leaseKind
 	deadline Time
 	window   []BlockID // copies of sliding-window groups that a hit at the end needs
+}
+
+type leaseKind uint8
+
+const (
+	isLease leaseKind = iota
+	isAwait
+)
+
+// before reports whether l protects a block better than o: a lease before an
+// await, the latest lease, and whoever of the awaited is to come first.
+func (l *lease) before(o *lease) bool {
+	if l.kind != o.kind {
+		return l.kind < o.kind
+	}
+	if l.kind == isAwait {
+		return l.deadline < o.deadline
+	}
+	return l.deadline > o.deadline
 }
 
 type dueLease struct {
@@ -63,11 +89,10 @@ type dueLease struct {
 type leaseBook struct {
 	leases          []lease
 	freeLease       int32
-	leaseCount      int
-	leasedPositions int // positions that some lease covers
+	leasedPositions int // positions that some lease covers, awaits aside
 	leaseBudget     int
-	due             *btree.BTreeG[dueLease]
-	pins            map[BlockID][]int32 // window copies under lease: their leases
+	due             [2]*btree.BTreeG[dueLease] // the live ones, by kind
+	pins            map[BlockID][]int32        // window copies under lease: their leases
 }
 
 func (l *leaseBook) init(cfg Config, usable int) {
@@ -83,13 +108,18 @@ func (l *leaseBook) init(cfg Config, usable int) {
 	for i := len(gen) - 1; i > 0; i-- {
 		gen[i].next, l.freeLease = l.freeLease, int32(i)
 	}
-	l.due = btree.NewG(16, func(a, b dueLease) bool {
-		if a.deadline != b.deadline {
-			return a.deadline < b.deadline
-		}
-		return a.slot < b.slot
-	})
+	for kind := range l.due {
+		l.due[kind] = btree.NewG(16, func(a, b dueLease) bool {
+			if a.deadline != b.deadline {
+				return a.deadline < b.deadline
+			}
+			return a.slot < b.slot
+		})
+	}
 }
+
+// count returns the number of live leases, or of awaits.
+func (l *leaseBook) count(kind leaseKind) int { return l.due[kind].Len() }
 
 // Lease protects the published blocks of a sequence until deadline: they give
 // way after every block that has no lease. Leases may cover a share of the pool
@@ -99,42 +129,70 @@ func (l *leaseBook) init(cfg Config, usable int) {
 //
 // A lease does not hold blocks: Available is the same with it and without.
 func (c *Cache) Lease(s *Seq, deadline Time) (LeaseID, LeaseResult, error) {
-	if err := c.own(s); err != nil {
+	i, off, err := c.endOf(s)
+	if err != nil {
 		return LeaseID{}, 0, err
 	}
+	return c.grant(i, off, deadline)
+}
+
+// Await says that somebody is expected back for the published blocks of a
+// sequence, at this instant at the latest or at Anytime. Once nobody holds
+// them they give way after plain and prioritised blocks and before leased ones,
+// those that are awaited longest first: where everybody cannot be kept, the
+// next to come are. Of those that are awaited at Anytime the one let go first
+// does. It lasts until ExpireLeases is told that the instant has passed, until
+// EndLease, or until nothing of the blocks is left; Renew moves the instant.
+// Blocks that others await stay awaited when one of them ends.
+func (c *Cache) Await(s *Seq, until Time) (LeaseID, error) {
+	i, off, err := c.endOf(s)
+	if err != nil {
+		return LeaseID{}, err
+	}
+	id := c.enter(i, off, until, isAwait)
+	c.check()
+	return id, nil
+}
+
+// endOf returns the position of a sequence's last published block: its node
+// and the offset in the node's edge.
+func (c *Cache) endOf(s *Seq) (int32, int, error) {
+	if err := c.own(s); err != nil {
+		return 0, 0, err
+	}
 	if s.published == 0 {
-		return LeaseID{}, 0, ErrNothingToLease
+		return 0, 0, ErrNothingToLease
 	}
 	for g := range s.tables {
 		if id := s.tables[g][s.published-1]; id != NullBlock && c.blocks[id].at != 0 {
 			unit := c.blocks[id].at - 1
 			i := c.owner(unit)
-			return c.grant(i, int(unit-c.t.at(i).run), deadline)
+			return i, int(unit - c.t.at(i).run), nil
 		}
 	}
-	return LeaseID{}, 0, ErrNothingToLease
+	return 0, 0, ErrNothingToLease
 }
 
-// Renew moves the deadline of a lease.
+// Renew moves the deadline of a lease, or the instant of an await.
 func (c *Cache) Renew(id LeaseID, deadline Time) error {
 	if !c.leased(id) {
 		return ErrUnknownLease
 	}
 	c.epoch++
 	l := &c.leases[id.slot]
-	c.due.Delete(dueLease{l.deadline, id.slot})
+	c.due[l.kind].Delete(dueLease{l.deadline, id.slot})
 	i := l.node
 	c.unfixLease(i, id.slot)
 	c.unlinkLease(i, id.slot)
 	l.deadline = deadline
 	c.linkLease(i, id.slot)
-	c.due.ReplaceOrInsert(dueLease{deadline, id.slot})
+	c.due[l.kind].ReplaceOrInsert(dueLease{deadline, id.slot})
 	c.fixLease(i, id.slot)
 	c.check()
 	return nil
 }
 
-// EndLease ends a lease. Its blocks stay cached, in the class and with the age they have without it.
+// EndLease ends a lease or an await. Its blocks stay cached, in the class and with the age they have without it.
 func (c *Cache) EndLease(id LeaseID) error {
 	if !c.leased(id) {
 		return ErrUnknownLease
@@ -146,24 +204,25 @@ func (c *Cache) EndLease(id LeaseID) error {
 }
 
 // ExpireLeases ends every lease whose deadline is not after now and returns
-// their number. Blocks that are awaited until an instant not after now become plain.
+// their number. Awaits whose instant is not after now end too.
 func (c *Cache) ExpireLeases(now Time) int {
-	n := 0
-	for {
-		d, ok := c.due.Min()
-		if !ok || d.deadline > now {
-			break
+	var n [2]int
+	for kind, due := range c.due {
+		for {
+			d, ok := due.Min()
+			if !ok || d.deadline > now {
+				break
+			}
+			c.epoch++
+			c.endLease(d.slot)
+			n[kind]++
 		}
-		c.epoch++
-		c.endLease(d.slot)
-		n++
 	}
-	c.expireRuns(now)
 	c.check()
-	return n
+	return n[isLease]
 }
 
-// LeaseTokens returns the number of tokens that a lease protects now, and 0 when it has ended.
+// LeaseTokens returns the number of tokens that a lease or an await protects now, and 0 when it has ended.
 func (c *Cache) LeaseTokens(id LeaseID) int {
 	if !c.leased(id) {
 		return 0
@@ -185,7 +244,7 @@ func (c *Cache) grant(i int32, off int, deadline Time) (LeaseID, LeaseResult, er
 	var ended []lease // what made room, to be restored if it was not enough
 	result := LeaseGranted
 	for c.leasedPositions+c.uncovered(i, off) > c.leaseBudget {
-		d, ok := c.due.Min()
+		d, ok := c.due[isLease].Min()
 		if !ok || d.deadline > deadline {
 			result = LeaseOverBudget
 			break
@@ -195,21 +254,26 @@ func (c *Cache) grant(i int32, off int, deadline Time) (LeaseID, LeaseResult, er
 	}
 	var id LeaseID
 	if result == LeaseGranted {
-		c.epoch++
-		if off+1 < int(c.t.at(i).n) {
-			i = c.splitNode(i, off+1)
-		}
-		slot := c.newLease(i, deadline)
-		id = LeaseID{slot, c.leases[slot].gen}
+		id = c.enter(i, off, deadline, isLease)
 		c.stats.leasesDisplaced += uint64(len(ended))
 	} else {
 		for _, l := range slices.Backward(ended) { // the slots come back in the order of the free list
-			slot := c.newLease(l.node, l.deadline)
+			slot := c.newLease(l.node, l.deadline, isLease)
 			c.leases[slot].gen = l.gen
 		}
 	}
 	c.check()
 	return id, result, nil
+}
+
+// enter makes a lease or an await that ends at a position.
+func (c *Cache) enter(i int32, off int, deadline Time, kind leaseKind) LeaseID {
+	c.epoch++
+	if off+1 < int(c.t.at(i).n) {
+		i = c.splitNode(i, off+1)
+	}
+	slot := c.newLease(i, deadline, kind)
+	return LeaseID{slot, c.leases[slot].gen}
 }
 
 // uncovered counts the positions on the path to a position that no lease covers.
@@ -222,7 +286,7 @@ func (c *Cache) uncovered(i int32, off int) int {
 	return n
 }
 
-func (c *Cache) newLease(i int32, deadline Time) int32 {
+func (c *Cache) newLease(i int32, deadline Time, kind leaseKind) int32 {
 	slot := c.freeLease
 	if slot != 0 {
 		c.freeLease = c.leases[slot].next
@@ -231,13 +295,12 @@ func (c *Cache) newLease(i int32, deadline Time) int32 {
 		c.leases = append(c.leases, lease{})
 	}
 	l := &c.leases[slot]
-	l.node, l.deadline, l.live = i, deadline, true
+	l.node, l.deadline, l.kind, l.live = i, deadline, kind, true
 	l.gen++
 	c.unfixLease(i, slot)
 	c.linkLease(i, slot)
-	c.leaseCount++
-	c.due.ReplaceOrInsert(dueLease{deadline, slot})
-	for j := i; ; j = c.t.at(j).parent {
+	c.due[kind].ReplaceOrInsert(dueLease{deadline, slot})
+	for j := i; kind == isLease; j = c.t.at(j).parent {
 		covers := &c.t.rest(j).covers
 		*covers++
 		if *covers > 1 || c.t.at(j).isRoot() {
@@ -255,13 +318,13 @@ func (c *Cache) endLease(slot int32) {
 	l := &c.leases[slot]
 	i := l.node
 	c.unfixLease(i, slot)
-	c.due.Delete(dueLease{l.deadline, slot})
+	c.due[l.kind].Delete(dueLease{l.deadline, slot})
 	c.unlinkLease(i, slot)
 	window := l.window
 	for _, id := range window {
 		c.unpinOne(id, slot)
 	}
-	for j := i; ; j = c.t.at(j).parent {
+	for j := i; l.kind == isLease; j = c.t.at(j).parent {
 		covers := &c.t.rest(j).covers
 		*covers--
 		if *covers > 0 || c.t.at(j).isRoot() {
@@ -269,7 +332,6 @@ func (c *Cache) endLease(slot int32) {
 		}
 		c.leasedPositions -= int(c.t.at(j).n)
 	}
-	c.leaseCount--
 	l.live, l.window = false, nil
 	c.fixTail(c.t.at(i))
 	for _, id := range window {
@@ -297,137 +359,4 @@ func (c *Cache) fixLease(i, slot int32) {
 	for _, id := range c.leases[slot].window {
 		c.fix(id)
 	}
-}
-
-// linkLease enters a lease in its node's list, the latest deadline first.
-func (c *Cache) linkLease(i, slot int32) {
-	at := &c.t.rest(i).leases
-	for *at != 0 && c.leases[*at].deadline > c.leases[slot].deadline {
-		at = &c.leases[*at].next
-	}
-	c.leases[slot].next, *at = *at, slot
-}
-
-func (c *Cache) unlinkLease(i, slot int32) {
-	at := &c.t.rest(i).leases
-	for *at != slot {
-		at = &c.leases[*at].next
-	}
-	*at = c.leases[slot].next
-}
-
-// moveLeases hands the leases of a node that vanishes to its parent. At a root they end.
-func (c *Cache) moveLeases(i, parent int32) {
-	nd, p := c.t.rest(i), c.t.rest(parent)
-	if nd.covers == 0 {
-		return
-	}
-	p.covers-- // no covered child any more
-	for slot := nd.leases; slot != 0; {
-		l := &c.leases[slot]
-		next := l.next
-		if c.t.at(parent).isRoot() {
-			c.due.Delete(dueLease{l.deadline, slot})
-			c.leaseCount--
-			l.live = false
-			for _, id := range l.window {
-				c.unpinOne(id, slot)
-			}
-			l.window = nil
-			l.next, c.freeLease = c.freeLease, slot
-			c.stats.leasesEvicted++
-		} else {
-			l.node = parent
-			c.linkLease(parent, slot)
-			p.covers++
-		}
-		slot = next
-	}
-	nd.leases, nd.covers = 0, 0
-}
-
-// underLease reports whether an evictable copy is protected by a lease.
-func (c *Cache) underLease(id BlockID, b *block) bool {
-	if c.groups[b.group].spec.Kind == SlidingWindow {
-		return b.state&blockPinned != 0
-	}
-	return b.next == id && c.t.rest(c.owner(b.at-1)).leases != 0
-}
-
-// leaseKeyOf returns the place of a protected copy in the leased order, where
-// an awaited block counts as a plain one.
-func (c *Cache) leaseKeyOf(id BlockID, b *block) leaseKey {
-	stamp := b.stamp
-	if stamp>>stampBits == classAwaited {
-		stamp &= 1<<stampBits - 1
-	}
-	return leaseKey{c.deadlineOf(b, id), stamp, id}
-}
-
-// deadlineOf returns the latest deadline among the leases that protect a copy.
-func (c *Cache) deadlineOf(b *block, id BlockID) Time {
-	if c.groups[b.group].spec.Kind != SlidingWindow {
-		return c.leases[c.t.rest(c.owner(b.at-1)).leases].deadline
-	}
-	slots := c.pins[id]
-	d := c.leases[slots[0]].deadline
-	for _, s := range slots[1:] {
-		d = max(d, c.leases[s].deadline)
-	}
-	return d
-}
-
-// pinWindow protects the window copies that a hit at the lease's end needs.
-func (c *Cache) pinWindow(slot int32) {
-	l := &c.leases[slot]
-	nd := c.t.at(l.node)
-	end := int(nd.depth) + int(nd.n)
-	for g := range c.groups {
-		if c.groups[g].spec.Kind == FullAttention {
-			continue
-		}
-		for i, p := l.node, end-1; p >= max(end-c.groups[g].run, 0); p-- {
-			for p < int(c.t.at(i).depth) {
-				i = c.t.at(i).parent
-			}
-			id := c.head(c.t.at(i).run+int32(p)-c.t.at(i).depth, g)
-			if id == NullBlock {
-				continue
-			}
-			b := &c.blocks[id]
-			c.unqueue(id, b)
-			b.state |= blockPinned
-			c.pins[id] = append(c.pins[id], slot)
-			l.window = append(l.window, id)
-		}
-	}
-}
-
-// unpinOne takes one lease's protection from a window copy, which is out of the eviction order meanwhile.
-func (c *Cache) unpinOne(id BlockID, slot int32) {
-	b := &c.blocks[id]
-	c.unqueue(id, b)
-	slots := c.pins[id]
-	if i := slices.Index(slots, slot); i >= 0 {
-		slots = slices.Delete(slots, i, i+1)
-	}
-	if len(slots) > 0 {
-		c.pins[id] = slots
-		return
-	}
-	delete(c.pins, id)
-	b.state &^= blockPinned
-}
-
-// unpin takes all protection from a window copy that loses its position.
-func (c *Cache) unpin(id BlockID, b *block) {
-	if b.state&blockPinned == 0 {
-		return
-	}
-	for _, slot := range c.pins[id] {
-		l := &c.leases[slot]
-		l.window = slices.DeleteFunc(l.window, func(w BlockID) bool { return w == id })
-	}
-	delete(c.pins, id)
-	b.state &^= blockPinned
 }

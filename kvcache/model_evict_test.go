@@ -36,9 +36,9 @@ func (m *model) explain(id BlockID) Eviction {
 	e := Eviction{Block: id, Group: b.group, Depth: m.depthOf(b.key) - 1, Release: b.stamp, Reason: LastCopy}
 	if d, ok := m.deadline(id); ok {
 		e.Class, e.Deadline = Leased, d
-	} else if a := m.awaited(id); a != nil {
-		e.Class, e.Deadline = Awaited, a.until
-	} else if b.class > 0 && b.class < mclassAwaited {
+	} else if until, ok := m.awaited(id); ok {
+		e.Class, e.Deadline = Awaited, until
+	} else if b.class > 0 {
 		e.Class, e.Priority = Prioritised, b.class-1
 	}
 	if len(m.get(b.key, b.group)) > 1 {
@@ -59,22 +59,32 @@ func (m *model) evictable(id BlockID) bool {
 
 // deadline returns the latest deadline of the leases that protect a copy.
 func (m *model) deadline(id BlockID) (Time, bool) {
-	b := &m.blocks[id]
 	d, ok := Time(math.MinInt64), false
-	if m.groups[b.group].Kind == SlidingWindow {
-		for _, l := range b.leases {
-			d, ok = max(d, l.deadline), true
-		}
-		return d, ok
-	}
-	if len(m.get(b.key, b.group)) == 1 {
-		for _, l := range m.leases {
-			if l.key == b.key {
-				d, ok = max(d, l.deadline), true
-			}
-		}
+	for _, l := range m.protecting(id, m.leases) {
+		d, ok = max(d, l.deadline), true
 	}
 	return d, ok
+}
+
+// awaited returns the earliest instant of the awaits that protect a copy.
+func (m *model) awaited(id BlockID) (Time, bool) {
+	d, ok := Anytime, false
+	for _, l := range m.protecting(id, m.awaits) {
+		d, ok = min(d, l.deadline), true
+	}
+	return d, ok
+}
+
+// protecting returns those of the leases or awaits that protect a copy.
+func (m *model) protecting(id BlockID, all []*mlease) []*mlease {
+	b := &m.blocks[id]
+	window := m.groups[b.group].Kind == SlidingWindow
+	return slices.DeleteFunc(slices.Clone(all), func(l *mlease) bool {
+		if window {
+			return !slices.Contains(b.leases, l)
+		}
+		return l.key != b.key || len(m.get(b.key, b.group)) != 1
+	})
 }
 
 func (m *model) before(x, y BlockID) bool {
@@ -86,38 +96,24 @@ func (m *model) before(x, y BlockID) bool {
 	if lx && dx != dy {
 		return dx < dy
 	}
-	ax, ay := m.awaited(x), m.awaited(y)
-	if !lx && (ax != nil || ay != nil) {
+	ax, wx := m.awaited(x)
+	ay, wy := m.awaited(y)
+	if !lx {
 		switch {
-		case ax == nil || ay == nil:
-			return ax == nil
-		case ax.until != ay.until:
-			return ax.until > ay.until
+		case wx != wy:
+			return wy
+		case wx && ax != ay:
+			return ax > ay
+		case wx && ax == Anytime:
+			return m.blocks[x].stamp < m.blocks[y].stamp
+		case wx:
+			return m.blocks[x].stamp > m.blocks[y].stamp
 		}
-		return m.blocks[x].stamp > m.blocks[y].stamp
 	}
-	if cx, cy := m.blocks[x].class%mclassAwaited, m.blocks[y].class%mclassAwaited; cx != cy {
+	if cx, cy := m.blocks[x].class, m.blocks[y].class; cx != cy {
 		return cx < cy
 	}
 	return m.blocks[x].stamp < m.blocks[y].stamp
-}
-
-// awaited is the run that a block was released in, nil if it has ended.
-func (m *model) awaited(id BlockID) *mawait {
-	b := &m.blocks[id]
-	if b.class == mclassAwaited {
-		for i := range m.awaits {
-			if a := &m.awaits[i]; a.first <= b.stamp && b.stamp <= a.last {
-				return a
-			}
-		}
-	}
-	return nil
-}
-
-// expireAwaits ends the runs whose instant has passed.
-func (m *model) expireAwaits(now Time) {
-	m.awaits = slices.DeleteFunc(m.awaits, func(a mawait) bool { return a.until <= now })
 }
 
 // dropCopy takes a copy from its position, and the position when its time has come.

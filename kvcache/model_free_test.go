@@ -6,16 +6,6 @@ import (
 
 // letGo lets a run of a table go, the last block first.
 func (m *model) letGo(ids []BlockID, s *mseq) {
-	first := m.releases + 1
-	if s.class == mclassAwaited && len(m.awaits) == len(m.blocks)-1 { // no more than blocks
-		due := 0
-		for i, a := range m.awaits {
-			if a.until < m.awaits[due].until {
-				due = i
-			}
-		}
-		m.awaits = slices.Delete(m.awaits, due, due+1)
-	}
 	for i := len(ids) - 1; i >= 0; i-- {
 		if id := ids[i]; id != NullBlock {
 			b := &m.blocks[id]
@@ -25,9 +15,6 @@ func (m *model) letGo(ids []BlockID, s *mseq) {
 				b.stamp, b.class = m.releases, s.class
 			}
 		}
-	}
-	if s.class == mclassAwaited && m.releases >= first {
-		m.awaits = append(m.awaits, mawait{first, m.releases, s.until})
 	}
 	for i, id := range ids {
 		if id != NullBlock && m.blocks[id].refs == 0 && m.blocks[id].key == "" {

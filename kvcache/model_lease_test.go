@@ -44,12 +44,25 @@ func (m *model) lease(key string, deadline Time) (*mlease, LeaseResult) {
 		}
 	}
 	m.leases = append(left, l)
-	end := m.depthOf(key)
+	m.pin(l)
+	return l, LeaseGranted
+}
+
+func (m *model) await(key string, until Time) *mlease {
+	l := &mlease{key: key, deadline: until, await: true}
+	m.awaits = append(m.awaits, l)
+	m.pin(l)
+	return l
+}
+
+// pin protects the window copies that a hit at the end needs.
+func (m *model) pin(l *mlease) {
+	end := m.depthOf(l.key)
 	for g, spec := range m.groups {
 		if spec.Kind != SlidingWindow {
 			continue
 		}
-		k := key
+		k := l.key
 		for d := end; d > max(end-ceilDiv(spec.Window-1, m.bs), 0); d-- {
 			if ids := m.get(k, g); len(ids) > 0 {
 				m.blocks[ids[0]].leases = append(m.blocks[ids[0]].leases, l)
@@ -57,33 +70,50 @@ func (m *model) lease(key string, deadline Time) (*mlease, LeaseResult) {
 			k = m.parentKey(k)
 		}
 	}
-	return l, LeaseGranted
+}
+
+// all returns the leases or the awaits.
+func (m *model) all(await bool) *[]*mlease {
+	if await {
+		return &m.awaits
+	}
+	return &m.leases
 }
 
 func (m *model) endLease(l *mlease) {
-	m.leases = slices.DeleteFunc(m.leases, func(x *mlease) bool { return x == l })
+	all := m.all(l.await)
+	*all = slices.DeleteFunc(*all, func(x *mlease) bool { return x == l })
 	m.unpin(l)
 }
 
+// expire ends the leases or awaits whose time has passed and returns their number.
+func (m *model) expire(await bool, now Time) int {
+	n := 0
+	for _, l := range slices.Clone(*m.all(await)) {
+		if l.deadline <= now {
+			m.endLease(l)
+			n++
+		}
+	}
+	return n
+}
+
 func (m *model) settleLeases() {
-	for _, l := range m.leases {
-		for l.key != "" {
-			if _, ok := m.copies[l.key]; ok || m.hasBelow(l.key) {
-				break
-			}
+	for _, l := range append(slices.Clone(m.leases), m.awaits...) {
+		for !m.hasCopies(l.key) {
 			if m.depthOf(l.key) == 1 {
-				l.key = ""
+				m.endLease(l)
 				break
 			}
 			l.key = m.parentKey(l.key)
 		}
 	}
-	m.leases = slices.DeleteFunc(m.leases, func(l *mlease) bool {
-		if l.key == "" {
-			m.unpin(l)
-		}
-		return l.key == ""
-	})
+}
+
+// hasCopies reports whether something is cached at a position or below it.
+func (m *model) hasCopies(key string) bool {
+	_, ok := m.copies[key]
+	return ok || m.hasBelow(key)
 }
 
 func (m *model) unpin(l *mlease) {

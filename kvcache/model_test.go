@@ -21,7 +21,7 @@ type model struct {
 	unused   int
 	copies   map[string][][]BlockID // position → group → copies, the oldest first
 	releases uint64
-	awaits   []mawait
+	awaits   []*mlease
 	seqs     []*mseq // open, in order of opening
 	fences   []*mseq
 	leases   []*mlease
@@ -34,16 +34,8 @@ type mblock struct {
 	group  int
 	stamp  uint64
 	class  int
-	leases []*mlease // of a window copy
+	leases []*mlease // of a window copy, awaits too
 }
-
-// mawait is a run of releases that are awaited.
-type mawait struct {
-	first, last uint64
-	until       Time
-}
-
-const mclassAwaited = 1000
 
 type mseq struct {
 	real      *Seq
@@ -54,7 +46,6 @@ type mseq struct {
 	gone      []int
 	published int
 	class     int
-	until     Time
 	delayed   bool
 }
 
@@ -62,6 +53,7 @@ type mlease struct {
 	id       LeaseID
 	key      string
 	deadline Time
+	await    bool
 }
 
 func newModel(cfg Config) *model {
@@ -314,7 +306,10 @@ func (m *model) compare(c *Cache) error {
 	if st.Leases != len(m.leases) || st.LeasedPositions != m.covered(m.leases) {
 		return fmt.Errorf("%d leases over %d positions, model %d over %d", st.Leases, st.LeasedPositions, len(m.leases), m.covered(m.leases))
 	}
-	for _, l := range m.leases {
+	if st.Awaits != len(m.awaits) {
+		return fmt.Errorf("%d awaits, model %d", st.Awaits, len(m.awaits))
+	}
+	for _, l := range append(slices.Clone(m.leases), m.awaits...) {
 		if got, want := c.LeaseTokens(l.id), m.depthOf(l.key)*m.bs; got != want {
 			return fmt.Errorf("lease of %d tokens, model %d", got, want)
 		}

@@ -20,7 +20,7 @@ const (
 	blockFree    = 1 << iota // on the free stack
 	blockQueued              // in the plain eviction order
 	blockLeased              // in the leased eviction order
-	blockPinned              // a window copy that a lease protects
+	blockPinned              // a window copy that a lease or an await protects
 	blockBad                 // marked during Uncache
 	blockOwned               // a holder of this bad block was found during Uncache
 	blockAwaited             // in the order of awaited blocks
@@ -37,6 +37,25 @@ type leaseKey struct {
 	block    BlockID
 }
 
+// awaitKey is an entry of the order of awaited blocks: whoever is expected last
+// gives way first, and of those the one let go last; of those that are awaited
+// at Anytime the one let go first.
+type awaitKey struct {
+	until   Time
+	release uint64
+	block   BlockID
+}
+
+func (k awaitKey) less(o awaitKey) bool {
+	switch {
+	case k.until != o.until:
+		return k.until > o.until
+	case k.until == Anytime:
+		return k.release < o.release
+	}
+	return k.release > o.release
+}
+
 // pool is the fixed set of blocks.
 type pool struct {
 	blocks   []block
@@ -49,6 +68,7 @@ type pool struct {
 	releases uint64
 	plain    evictOrder
 	leasedq  *btree.BTreeG[leaseKey]
+	awaitq   *btree.BTreeG[awaitKey]
 }
 
 func (p *pool) init(blocks int) {
@@ -60,6 +80,7 @@ func (p *pool) init(blocks int) {
 		}
 		return a.stamp < b.stamp
 	}, btree.NewFreeListG[leaseKey](1<<10))
+	p.awaitq = btree.NewWithFreeListG(32, awaitKey.less, btree.NewFreeListG[awaitKey](1<<10))
 }
 
 // usable is the number of blocks without the null block.

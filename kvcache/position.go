@@ -40,13 +40,8 @@ func (c *Cache) fix(id BlockID) {
 	want := uint8(0)
 	if c.evictable(id, b) {
 		want = blockQueued
-		switch {
-		case c.leaseCount > 0 && c.underLease(id, b):
-			want = blockLeased
-		case b.stamp>>stampBits == classAwaited:
-			if want = blockAwaited; c.find(b.stamp&(1<<stampBits-1)) < 0 {
-				want = blockQueued
-			}
+		if slot := c.guard(id, b); slot != 0 {
+			want = [...]uint8{isLease: blockLeased, isAwait: blockAwaited}[c.leases[slot].kind]
 		}
 	}
 	if have := b.state & blockOrdered; have != want {
@@ -58,13 +53,9 @@ func (c *Cache) fix(id BlockID) {
 func (c *Cache) enqueue(id BlockID, b *block, want uint8) {
 	switch want {
 	case blockQueued:
-		if b.stamp>>stampBits == classAwaited {
-			b.stamp &= 1<<stampBits - 1 // nobody is expected any more
-		}
 		c.plain.insert(evictKey{b.stamp, id})
 	case blockAwaited:
-		k, _ := c.awaitKeyOf(id, b)
-		c.await.ReplaceOrInsert(k)
+		c.awaitq.ReplaceOrInsert(c.awaitKeyOf(id, b))
 	case blockLeased:
 		c.leasedq.ReplaceOrInsert(c.leaseKeyOf(id, b))
 	}
@@ -76,8 +67,7 @@ func (c *Cache) unqueue(id BlockID, b *block) {
 	case b.state&blockQueued != 0:
 		c.plain.remove(evictKey{b.stamp, id})
 	case b.state&blockAwaited != 0:
-		k, _ := c.awaitKeyOf(id, b)
-		c.await.Delete(k)
+		c.awaitq.Delete(c.awaitKeyOf(id, b))
 	case b.state&blockLeased != 0:
 		c.leasedq.Delete(c.leaseKeyOf(id, b))
 	}
@@ -202,7 +192,7 @@ func (c *Cache) evict() BlockID {
 	var id BlockID
 	if k, ok := c.plain.takeFirst(); ok {
 		id = k.block
-	} else if k, ok := c.await.DeleteMin(); ok {
+	} else if k, ok := c.awaitq.DeleteMin(); ok {
 		id = k.block
 	} else if k, ok := c.leasedq.DeleteMin(); ok {
 		id = k.block

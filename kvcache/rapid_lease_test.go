@@ -10,15 +10,10 @@ import (
 func (k *machine) Retention(t *rapid.T) {
 	s := k.seq(t)
 	var r Retention
-	switch rapid.IntRange(0, 3).Draw(t, "retention") {
-	case 0:
-		s.class = 0
-	case 1:
+	s.class = 0
+	if rapid.Bool().Draw(t, "prioritised") {
 		r = Retention{Prioritised: true, Priority: rapid.IntRange(0, 2).Draw(t, "priority")}
 		s.class = 1 + r.Priority
-	default:
-		r = Retention{AwaitedUntil: k.now + 1 + Time(rapid.IntRange(0, 9).Draw(t, "for"))}
-		s.class, s.until = mclassAwaited, r.AwaitedUntil
 	}
 	require.NoError(t, k.c.SetRetention(s.real, r))
 }
@@ -54,6 +49,19 @@ func (k *machine) Lease(t *rapid.T) {
 	}
 }
 
+func (k *machine) Await(t *rapid.T) {
+	s := k.seq(t)
+	until := rapid.SampledFrom([]Time{k.now, k.now + 3, k.now + 9, Anytime}).Draw(t, "until")
+	id, err := k.c.Await(s.real, until)
+	if err != nil {
+		require.ErrorIs(t, err, ErrNothingToLease)
+		return
+	}
+	k.m.await(k.m.key(s.ns, s.toks, s.published), until).id = id
+}
+
+func (k *machine) Await2(t *rapid.T) { k.Await(t) }
+
 func (k *machine) leased(t *rapid.T, key string, deadline Time, id LeaseID, r LeaseResult) {
 	l, want := k.m.lease(key, deadline)
 	require.Equal(t, want, r)
@@ -63,10 +71,11 @@ func (k *machine) leased(t *rapid.T, key string, deadline Time, id LeaseID, r Le
 }
 
 func (k *machine) Renew(t *rapid.T) {
-	if len(k.m.leases) == 0 {
-		t.Skip("no lease")
+	all := append(slices.Clone(k.m.leases), k.m.awaits...)
+	if len(all) == 0 {
+		t.Skip("no lease and no await")
 	}
-	l := k.m.leases[rapid.IntRange(0, len(k.m.leases)-1).Draw(t, "lease")]
+	l := all[rapid.IntRange(0, len(all)-1).Draw(t, "lease")]
 	if rapid.IntRange(0, 3).Draw(t, "end") == 0 {
 		require.NoError(t, k.c.EndLease(l.id))
 		require.ErrorIs(t, k.c.EndLease(l.id), ErrUnknownLease)
@@ -79,19 +88,27 @@ func (k *machine) Renew(t *rapid.T) {
 
 func (k *machine) Expire(t *rapid.T) {
 	k.now += Time(rapid.IntRange(0, 4).Draw(t, "time"))
-	n := 0
-	for _, l := range slices.Clone(k.m.leases) {
-		if l.deadline <= k.now {
-			k.m.endLease(l)
-			n++
+	require.Equal(t, k.m.expire(false, k.now), k.c.ExpireLeases(k.now))
+	k.m.expire(true, k.now)
+	for kind, await := range []bool{isLease: false, isAwait: true} {
+		next, ok := k.c.due[kind].Min()
+		require.Equal(t, len(*k.m.all(await)) > 0, ok)
+		for _, l := range *k.m.all(await) {
+			require.LessOrEqual(t, next.deadline, l.deadline)
 		}
 	}
-	k.m.expireAwaits(k.now)
-	require.Equal(t, n, k.c.ExpireLeases(k.now))
-	next, ok := k.c.due.Min()
-	require.Equal(t, len(k.m.leases) > 0, ok)
-	for _, l := range k.m.leases {
-		require.LessOrEqual(t, next.deadline, l.deadline)
+}
+
+// EndAll ends every await: no block is awaited any more, and leases stay.
+func (k *machine) EndAll(t *rapid.T) {
+	for _, l := range slices.Clone(k.m.awaits) {
+		require.NoError(t, k.c.EndLease(l.id))
+		k.m.endLease(l)
+	}
+	require.Zero(t, k.c.Stats().Awaits)
+	require.Zero(t, k.c.awaitq.Len())
+	for i := range k.c.blocks {
+		require.Zero(t, k.c.blocks[i].state&blockAwaited, "block %d", i)
 	}
 }
 

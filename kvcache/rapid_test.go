@@ -401,6 +401,8 @@ func (k *machine) BadInput(t *rapid.T) {
 	require.ErrorIs(t, k.c.Free(nil), ErrClosedSeq)
 	require.ErrorIs(t, k.c.Lift(Fence{slot: rand.Int32N(100), gen: 1 << 30}), ErrUnknownFence)
 	require.ErrorIs(t, k.c.Renew(LeaseID{slot: 1, gen: 1 << 30}, 0), ErrUnknownLease)
+	_, err = k.c.Await(&closed, Anytime)
+	require.ErrorIs(t, err, ErrClosedSeq)
 	_, err = k.c.Uncache([]BlockID{1, BlockID(len(k.m.blocks))}, nil)
 	var be *BlockError
 	require.ErrorAs(t, err, &be)
@@ -413,8 +415,6 @@ func (k *machine) BadInput(t *rapid.T) {
 		require.ErrorAs(t, err, &re)
 		require.ErrorAs(t, k.c.Publish(s.real, s.toks, len(s.toks)+1), &re)
 		require.ErrorAs(t, k.c.SetRetention(s.real, Retention{Priority: 101}), &re)
-		require.ErrorIs(t, k.c.SetRetention(s.real, Retention{Prioritised: true, AwaitedUntil: 1}), ErrRetention)
-		require.ErrorIs(t, k.c.SetRetention(s.real, Retention{AwaitedUntil: -1}), ErrRetention)
 		_, err = k.c.Retract(s.real, -1, nil)
 		require.ErrorAs(t, err, &re)
 		_, err = k.c.Allocate(s.real, &Alloc{New: 1, Hit: Match{Tokens: k.m.bs, epoch: 1 << 60}})

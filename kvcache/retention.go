@@ -4,24 +4,18 @@ import "fmt"
 
 // Retention classes in the order in which they give way. Class 1+p is priority p.
 const (
-	classPlain   = 0
-	maxRank      = 100
-	classAwaited = maxRank + 2
+	classPlain = 0
+	maxRank    = 100
 )
 
 // Retention says how long the blocks of a sequence are worth keeping once
-// nobody holds them. The zero value is plain retention. Leases are granted by Lease.
+// nobody holds them. The zero value is plain retention. Lease and Await
+// keep them longer.
 type Retention struct {
 	// Prioritised blocks give way after plain ones, those of lower priority first.
 	Prioritised bool
 	// Priority is 0 to 100.
 	Priority int
-	// AwaitedUntil, if not 0, says that somebody is expected back for the blocks,
-	// at this instant at the latest. They give way after plain and prioritised
-	// ones and before leased ones, those that are awaited longest first: where
-	// everybody cannot be kept, the next to come are. Once
-	// ExpireLeases is told that the instant has passed they are plain. It excludes Prioritised.
-	AwaitedUntil Time
 }
 
 // SetRetention sets the retention of the blocks that the sequence lets go from
@@ -33,15 +27,9 @@ func (c *Cache) SetRetention(s *Seq, r Retention) error {
 	if r.Priority < 0 || r.Priority > maxRank {
 		return &RangeError{"Retention.Priority", r.Priority, 0, maxRank}
 	}
-	if r.AwaitedUntil < 0 || r.AwaitedUntil > 0 && r.Prioritised {
-		return ErrRetention
-	}
-	s.class, s.until = classPlain, r.AwaitedUntil
-	switch {
-	case r.Prioritised:
+	s.class = classPlain
+	if r.Prioritised {
 		s.class = uint8(1 + r.Priority)
-	case r.AwaitedUntil > 0:
-		s.class = classAwaited
 	}
 	return nil
 }
@@ -108,7 +96,7 @@ type Eviction struct {
 	Class    Class
 	Priority int    // of a Prioritised block
 	Deadline Time   // of a Leased or an Awaited block
-	Release  uint64 // sequence number of its last release; of equal blocks the least gives way first, of Awaited ones the greatest
+	Release  uint64 // sequence number of its last release; of equal blocks the least gives way first, of Awaited ones with an instant the greatest
 	Reason   Reason
 }
 
@@ -119,6 +107,10 @@ func (e Eviction) String() string {
 	case Prioritised:
 		class = fmt.Sprintf("priority %d", e.Priority)
 	case Awaited:
+		if e.Deadline == Anytime {
+			class = "awaited at any time"
+			break
+		}
 		return fmt.Sprintf("block %d of group %d at depth %d: awaited until %d, %s, nobody is expected later, release %d was the youngest", e.Block, e.Group, e.Depth, e.Deadline, e.Reason, e.Release)
 	case Leased:
 		class = fmt.Sprintf("leased until %d, and nothing unleased was left", e.Deadline)
@@ -144,10 +136,8 @@ func (c *Cache) account(id BlockID, b *block) {
 	}
 	e := Eviction{Block: id, Group: int(b.group), Depth: c.depth(id), Class: class, Release: b.stamp & (1<<stampBits - 1)}
 	switch class {
-	case Leased:
-		e.Deadline = c.deadlineOf(b, id)
-	case Awaited:
-		e.Deadline = c.runs[c.find(e.Release)].until
+	case Leased, Awaited:
+		e.Deadline = c.leases[c.guardOf(id, b)].deadline
 	case Prioritised:
 		e.Priority = int(b.stamp>>stampBits) - 1
 	}

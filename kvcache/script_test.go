@@ -273,11 +273,14 @@ func (r *script) run(t *testing.T, d *datadriven.TestData) {
 		}
 		done(err)
 	case "retain":
-		rt := Retention{Prioritised: true, Priority: n}
-		if deadline > 0 {
-			rt = Retention{AwaitedUntil: deadline}
+		done(r.c.SetRetention(s, Retention{Prioritised: true, Priority: n}))
+	case "await":
+		if !d.HasArg("until") {
+			deadline = Anytime
 		}
-		done(r.c.SetRetention(s, rt))
+		id, err := r.c.Await(s, deadline)
+		r.leases[names[1]] = id
+		done(err)
 	case "lease":
 		id, result, err := r.c.Lease(s, deadline)
 		if err == nil {

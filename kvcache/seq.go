@@ -17,7 +17,6 @@ type Seq struct {
 	published int   // leading blocks that are matchable
 	held      int   // blocks in all tables
 	class     uint8 // retention class given to its blocks on release
-	until     Time  // with classAwaited
 
 	// Covers needs nothing but these.
 	capacity int // tokens that the table has room for

@@ -29,6 +29,7 @@ type Stats struct {
 	Sequences  int // open ones
 
 	Leases          int
+	Awaits          int
 	LeasedPositions int // positions that leases cover, each once
 	LeaseBudget     int // the most that they may cover
 
@@ -56,7 +57,7 @@ func (c *Cache) Stats() Stats {
 	return Stats{
 		Usable: c.usable(), Free: c.usable() - c.held - (c.cached - c.heldPos), Cached: c.cached - c.heldPos, Held: c.held,
 		Matchable: c.cached, Positions: c.t.positions, Nodes: c.t.liveNodes, Namespaces: len(c.byName), Sequences: len(c.seqs),
-		Leases: c.leaseCount, LeasedPositions: c.leasedPositions, LeaseBudget: c.leaseBudget,
+		Leases: c.count(isLease), Awaits: c.count(isAwait), LeasedPositions: c.leasedPositions, LeaseBudget: c.leaseBudget,
 		Allocations: n.allocations, RefusedBlocks: n.refusals[ShortOfBlocks], RefusedWhole: n.refusals[ShortForWholeSequence],
 		BlocksTaken: n.taken, EvictedPlain: n.evictions[Plain], EvictedPrioritised: n.evictions[Prioritised], EvictedAwaited: n.evictions[Awaited], EvictedLeased: n.evictions[Leased],
 		Uncached: n.uncached, HitTokens: n.hitTokens, NewTokens: n.newTokens,

@@ -24,8 +24,8 @@ type nodeRest struct {
 	prev   int32
 	kids   int32 // number of children
 	space  int32 // index of the namespace
-	leases int32 // leases that end here, latest deadline first: an index into Cache.leases
-	covers int32 // leases that end here, and children that a lease covers
+	leases int32 // leases and awaits that end here, the best first: an index into Cache.leases
+	covers int32 // leases that end here, awaits aside, and children that a lease covers
 }
 
 const (

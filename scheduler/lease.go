@@ -122,10 +122,12 @@ func (g *gap) regular() bool { return 4*g.variance <= g.mean*g.mean }
 type sessionState struct {
 	name    string
 	lease   kvcache.LeaseID
-	until   Time // the lease's deadline
-	ended   Time // of the last complete turn
+	await   kvcache.LeaseID // of the same blocks, when the lease has ended or was not granted
+	until   Time            // the lease's deadline
+	ended   Time            // of the last complete turn
 	end     TurnEnd
 	away    bool // no turn has come since
+	over    bool // it was said to have ended while turns were under way
 	open    int  // turns under way
 	recent  *list.Element
 	granted *list.Element // nil without a lease
@@ -203,6 +205,7 @@ func (s *Scheduler) sessionTurn(r *request) {
 	}
 	ss.unbare(e)
 	e.open++
+	e.over = false
 }
 
 // touch is the state of a session, new if it is not known, and now the most
@@ -221,16 +224,17 @@ func (ss *sessions) touch(s *Scheduler, name string) *sessionState {
 	return e
 }
 
-// forget drops a session with its lease.
+// forget drops a session: nobody is expected back for its blocks.
 func (ss *sessions) forget(s *Scheduler, e *sessionState) {
-	ss.endLease(s, e)
+	ss.endAwait(s, e)
 	ss.unbare(e)
 	ss.recent.Remove(e.recent)
 	delete(ss.byName, e.name)
 }
 
 // sessionHolds ends the lease of a session one of whose turns has just been
-// admitted: it holds its blocks now, and the room is for others.
+// admitted: it holds its blocks now, and the room is for others. Its await goes on
+// until the turn ends, for what a preemption lets go.
 func (s *Scheduler) sessionHolds(r *request) {
 	if ss := s.appends.sessions; ss != nil && r.req.Session != "" {
 		if e := ss.byName[r.req.Session]; e != nil {
@@ -252,11 +256,17 @@ func (s *Scheduler) leaseTurn(r *request, complete bool) {
 	}
 	e.open = max(e.open-1, 0)
 	if !complete {
+		if e.over && e.open == 0 {
+			ss.forget(s, e)
+		}
 		return
 	}
 	ss.recent.MoveToBack(e.recent)
 	e.ended, e.end, e.away = s.now, r.req.TurnEnd, true
-	ss.endLease(s, e)
+	if e.over {
+		e.end = EndOfSession
+	}
+	ss.endAwait(s, e)
 	if e.end == EndOfSession {
 		if e.open == 0 {
 			ss.forget(s, e)
@@ -264,12 +274,11 @@ func (s *Scheduler) leaseTurn(r *request, complete bool) {
 	} else if r.seq.Open() && r.seq.Published() > 0 {
 		// Even without a lease it gives way after what nobody comes back for, and,
 		// where that can be told, before what is wanted sooner.
-		deadline := ss.deadline(e)
-		keep := kvcache.Retention{Prioritised: true}
+		deadline, until := ss.deadline(e), kvcache.Anytime
 		if ss.waits[e.end].regular() {
-			keep = kvcache.Retention{AwaitedUntil: kvcache.Time(deadline)}
+			until = kvcache.Time(deadline)
 		}
-		s.must(s.cache.SetRetention(&r.seq, keep))
+		e.await, _ = s.cache.Await(&r.seq, until) // windows may have left nothing to keep
 		if ss.waits[e.end].regular() && ss.worthwhile() && ss.first(s.now, deadline) && ss.makeRoom(s, r.seq.Published()) {
 			id, result, err := s.cache.Lease(&r.seq, kvcache.Time(deadline))
 			if err == nil && result == kvcache.LeaseGranted {
@@ -350,9 +359,19 @@ func (ss *sessions) endLease(s *Scheduler, e *sessionState) {
 	e.lease, e.granted = kvcache.LeaseID{}, nil
 }
 
+// endAwait ends all that is kept for a session.
+func (ss *sessions) endAwait(s *Scheduler, e *sessionState) {
+	ss.endLease(s, e)
+	_ = s.cache.EndLease(e.await) // it may have ended by itself, or never been
+	e.await = kvcache.LeaseID{}
+}
+
 // EndTurn says what the client of a session does after its last turn, when
 // that becomes known only from the answer: a tool call, say. The lease of the
-// session is renewed or ended accordingly.
+// session is renewed accordingly. With EndOfSession, which may come long after
+// the turn and in the midst of another one, nothing is kept for the session any
+// more, until a new turn comes: its blocks give way as if it had never been. A
+// session that is not known, or no longer, is ErrUnknown.
 func (s *Scheduler) EndTurn(session string, end TurnEnd) error {
 	if s.rec != nil {
 		s.rec.turnEnded(session, end)
@@ -367,11 +386,11 @@ func (s *Scheduler) EndTurn(session string, end TurnEnd) error {
 	}
 	e.end = end
 	switch {
+	case end == EndOfSession && e.open > 0:
+		ss.endAwait(s, e)
+		e.over = true
 	case end == EndOfSession:
-		ss.endLease(s, e)
-		if e.open == 0 {
-			ss.forget(s, e)
-		}
+		ss.forget(s, e)
 	case e.granted != nil:
 		e.until = ss.deadline(e)
 		if s.cache.Renew(e.lease, kvcache.Time(e.until)) != nil {
