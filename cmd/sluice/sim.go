@@ -91,7 +91,7 @@ no-overload, no-wait (the bounded wait for a busy Decoder).`,
 	fl.StringVar(&f.trace, "trace", "", "recorded trace to play")
 	fl.StringVar(&f.ids, "ids", "auto", "where a block id of the trace names one block: file, session, or auto to tell by the ids")
 	fl.StringVar(&f.profiles, "profile", "all", "profiles to compare on a trace, separated by commas")
-	fl.StringArrayVar(&f.faults, "fault", nil, "with --trace: decoder-restart@AT+FOR, prefiller-loss@AT[+FOR] or burst@AT+FORxTIMES in seconds, the instance behind the kind as in prefiller-loss:1@60; may be given several times")
+	fl.StringArrayVar(&f.faults, "fault", nil, "with --trace: decoder-restart@AT+FOR, prefiller-loss@AT[+FOR] or burst@AT+FORxTIMES in seconds, the instance behind the kind as in prefiller-loss:1@60; may be given several times; one that a run does not reach is an error")
 	fl.StringVar(&f.cost, "cost-model", "", "with --trace: JSON file of measured step times of a Decoder rank, instead of the built-in model; with --measured: CSV file that internal/engine/steptime has written")
 	fl.StringVar(&f.measured, "measured", "", "results file of sluice bench --preset tails or append-prefill-gpu to predict")
 	fl.Float64Var(&f.assumed.Hop, "hop", 0, "with --measured: seconds between client, proxy and engine, one way (0: 0.0003)")

@@ -162,6 +162,7 @@ type Cluster struct {
 	events  int
 	sampled Time
 	faulted bool // the first fault has begun
+	ends    Time // of the last turn so far
 }
 
 // NewCluster builds an idle cluster for one run of a workload.
@@ -172,6 +173,9 @@ func NewCluster(cfg ClusterConfig, load Workload) (*Cluster, error) {
 	tools, _ := load.(ToolCaller)
 	for _, f := range cfg.Faults {
 		if f.Kind == Burst {
+			if n := load.Sessions(); n == 0 || load.Start(n-1) <= Seconds(f.At) {
+				return nil, fmt.Errorf("fault %v: no session starts after %v s, so it would move none", f, f.At)
+			}
 			load = warped{load, Seconds(f.At), Seconds(f.For), f.Times}
 		}
 	}

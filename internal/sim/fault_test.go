@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -100,7 +101,7 @@ func TestEveryRequestEndsInSpiteOfFaults(t *testing.T) {
 				{Kind: DecoderRestart, At: at, For: 9, Instance: 1},
 				{Kind: PrefillerLoss, At: at},
 				{Kind: PrefillerLoss, At: at, For: 4, Instance: 1},
-				{Kind: Burst, At: at, For: 3, Times: 5},
+				{Kind: Burst, At: at - 10, For: 3, Times: 5},
 			} {
 				cfg := guardedWith(f)
 				cfg.Decode.Host, cfg.Decode.Restore = hostTokens, hostRestore
@@ -115,6 +116,27 @@ func TestEveryRequestEndsInSpiteOfFaults(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A fault that the run does not reach is an error that names it and the end, not
+// a run without it; one that comes at the last moment counts.
+func TestAFaultBeyondTheRunIsAnError(t *testing.T) {
+	load := faultsWorkload()
+	load.Count, load.Rounds, load.Window = 12, 2, 20
+	end := 0.0
+	for _, rec := range run(t, guardedWith(), load).Records {
+		end = max(end, float64(rec.Last)/1e9)
+	}
+	for _, f := range []Fault{{Kind: DecoderRestart, At: end + 0.001, For: 5}, {Kind: PrefillerLoss, At: 9000}} {
+		for _, faults := range [][]Fault{{f}, {{Kind: PrefillerLoss, At: 5, For: 1}, f}} {
+			_, err := runOnce(guardedWith(faults...), load)
+			require.ErrorContains(t, err, fmt.Sprintf("fault %v: the run ended before it, at ", f))
+		}
+	}
+	last := float64(load.Start(load.Sessions()-1)) / 1e9
+	_, err := runOnce(guardedWith(Fault{Kind: Burst, At: last, For: 5, Times: 2}), load)
+	require.ErrorContains(t, err, "x2: no session starts after")
+	run(t, guardedWith(Fault{Kind: PrefillerLoss, At: end - 0.001}, Fault{Kind: Burst, At: last - 0.001, For: 5, Times: 2}), load)
 }
 
 // A Decoder that restarts costs the sessions that it held one hit each: the

@@ -16,7 +16,8 @@ import (
 // wall is the virtual time as the router wants it.
 func wall(t Time) time.Time { return time.Unix(0, int64(t)) }
 
-// Run plays the whole workload and returns what happened. It is called once.
+// Run plays the whole workload and returns what happened. It is called once. A
+// fault that comes after the last turn is an error: the run was not the one that was asked for.
 func (c *Cluster) Run() (*Result, error) {
 	for i, f := range c.cfg.Faults {
 		c.cal.push(Seconds(f.At), eventFault, int32(i), 0, 0)
@@ -72,6 +73,11 @@ func (c *Cluster) Run() (*Result, error) {
 	}
 	if c.pending > 0 {
 		return nil, fmt.Errorf("at %.6f s: %d requests never ended", float64(c.now)/1e9, c.pending)
+	}
+	for _, f := range c.cfg.Faults {
+		if Seconds(f.At) >= c.ends {
+			return nil, fmt.Errorf("fault %v: the run ended before it, at %.3f s", f, float64(c.ends)/1e9)
+		}
 	}
 	return c.finish()
 }
@@ -379,6 +385,7 @@ func (c *Cluster) done(i int32) {
 // release ends a turn.
 func (c *Cluster) release(i int32) {
 	c.pending--
+	c.ends = c.now
 	c.turns[i] = turn{}
 	c.free = append(c.free, i)
 }
