@@ -51,7 +51,7 @@ var limits = map[string]map[string]span{
 	}),
 	"sim": {
 		"block-size": {1, 1024, false}, "blocks": {1, 1 << 22, false}, "decoders": {1, 10_000, false}, "gap": above0, "hop": {0, 3600, false},
-		"max-instances": {1, 10_000, false}, "prefillers": {1, 10_000, false}, "ranks": {1, 1024, false}, "restore-rate": {0, math.Inf(1), false},
+		"max-instances": {1, 10_000, false}, "prefillers": {1, 10_000, false}, "ranks": {1, 1024, false}, "restore-rate": {0, math.Inf(1), false}, "save-rate": {0, math.Inf(1), false},
 		"scale-time": above0, "scale-tokens": {0, 1e6, true}, "sessions": notBelow0, "transfer-ahead": {0, 3600, false}, "transfer-rate": {0, math.Inf(1), false},
 	},
 	"up": {

@@ -99,6 +99,7 @@ no-overload, no-wait (the bounded wait for a busy Decoder).`,
 	fl.BoolVar(&f.assumed.Stop, "unannounced", false, "with --measured: sessions just stop, as where engines heard too late that a turn was the last")
 	fl.Float64Var(&f.assumed.Transfer, "transfer-rate", 0, "with --measured: bytes a second of KV between the engines (0: 100e9)")
 	fl.Float64Var(&f.assumed.Restore, "restore-rate", 0, "with --measured: bytes a second from the host tier (0: 25e9)")
+	fl.Float64Var(&f.assumed.Save, "save-rate", 0, "with --measured: bytes a second to the host tier (0: as --restore-rate)")
 	fl.BoolVar(&f.plan, "plan", false, "with --trace and --slo: look for the smallest cluster that keeps the targets in one profile (default guarded)")
 	fl.StringVar(&f.slo, "slo", "", "with --plan: targets of the 95th percentiles, such as ttft=2s,tpot=30ms")
 	fl.IntVar(&f.instances, "max-instances", 6, "with --plan: the most Prefillers and Decoders together")
@@ -276,9 +277,9 @@ func (f *simFlags) capacity(out io.Writer, name string, profiles []sim.Profile, 
 		}
 		profile = profiles[0]
 	}
-	host, restore := sim.HostTier()
+	host, save, restore := sim.HostTier()
 	longest := (load.Longest() + f.study.BlockSize - 1) / max(f.study.BlockSize, 1) // a smaller pool could not hold every request
-	rep, err := f.study.Plan(name, profile, load, slo, sim.Limits{Instances: f.instances, Blocks: f.blocks, Least: max(f.blocks/64, longest), Host: host, Restore: restore})
+	rep, err := f.study.Plan(name, profile, load, slo, sim.Limits{Instances: f.instances, Blocks: f.blocks, Least: max(f.blocks/64, longest), Host: host, Save: save, Restore: restore})
 	if err != nil {
 		return err
 	}

@@ -33,12 +33,12 @@ const publishedHits = 113
 // hostTokens is the host tier of one Decoder rank in tokens: 64 GiB at 96 KiB.
 const hostTokens = 64 << 30 / (96 << 10)
 
-// hostRestore is the time to bring one token's 96 KiB back at 20 GB/s.
-const hostRestore = 96 << 10 / 20e9
+// hostCopy is the time to bring one token's 96 KiB there or back at 20 GB/s.
+const hostCopy = 96 << 10 / 20e9
 
 // HostTier is the host tier of these experiments: tokens of a rank, and seconds
-// to bring one back.
-func HostTier() (tokens int, restore float64) { return hostTokens, hostRestore }
+// to bring one there and back.
+func HostTier() (tokens int, save, restore float64) { return hostTokens, hostCopy, hostCopy }
 
 // AppendPrefillArms are the arms over the published cluster with so many
 // blocks on each Decoder rank.
@@ -51,7 +51,7 @@ func AppendPrefillArms(decodeBlocks int) []Arm {
 	plain.Decode.Scheduler.Append.Enable = true
 	guarded := Guard(plain)
 	tiered := guarded
-	tiered.Decode.Host, tiered.Decode.Restore = hostTokens, hostRestore
+	tiered.Decode.Host, tiered.Decode.Save, tiered.Decode.Restore = HostTier()
 	tiered.Decode.Scheduler.Append.Tier = scheduler.RestoreFromTier
 	arms := []Arm{{ArmPD, base}, {ArmPDCache, cached}, {ArmPlain, plain}, {ArmGuarded, guarded}, {ArmGuardedTier, tiered}}
 	for _, a := range slices.Clone(arms) {

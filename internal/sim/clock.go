@@ -27,6 +27,7 @@ const (
 	eventStepEnd                   // the running step of group a in its life b ends
 	eventWake                      // group a in its life b should look at its work
 	eventKV                        // the KV of request tag has arrived at rank a in its life b
+	eventCopied                    // the way between rank a in its life b and its host tier, of version tag, ends a copy
 	eventSent                      // the blocks of request tag of rank a in its life b have been read
 	eventBack                      // a refusal or failure of turn a has reached the proxy
 	eventDone                      // the answer of turn a reached the client

@@ -81,7 +81,7 @@ func (c *ClusterConfig) Validate() error {
 	for _, f := range []struct {
 		name string
 		v    float64
-	}{{"hop", c.Hop}, {"transfer per token", c.Transfer}, {"transfer", c.TransferAt}, {"first event", c.Late}, {"window", c.Window}, {"sample", c.Sample}} {
+	}{{"hop", c.Hop}, {"transfer per token", c.Transfer}, {"transfer", c.TransferAt}, {"first event", c.Late}, {"window", c.Window}, {"sample", c.Sample}, {"save", c.Decode.Save}, {"restore", c.Decode.Restore}} {
 		if !(f.v >= 0) {
 			errs = append(errs, fmt.Errorf("cluster: %s is %v s, must not be negative", f.name, f.v))
 		}

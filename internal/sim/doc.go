@@ -18,4 +18,5 @@
 //  3. A request is counted once: as a hit, a fallback or an ordinary P/D turn.
 //  4. After the last request no rank holds a block.
 //  5. Whatever fails, every turn is answered once, or its client gives up.
+//  6. A block that is being saved to the host tier is not used again before.
 package sim

@@ -104,7 +104,7 @@ func TestEveryRequestEndsInSpiteOfFaults(t *testing.T) {
 				{Kind: Burst, At: at - 10, For: 3, Times: 5},
 			} {
 				cfg := guardedWith(f)
-				cfg.Decode.Host, cfg.Decode.Restore = hostTokens, hostRestore
+				cfg.Decode.Host, cfg.Decode.Save, cfg.Decode.Restore = HostTier()
 				cfg.Reverse = ReversePull
 				if depth == 2 {
 					cfg = Asynchronous(cfg)

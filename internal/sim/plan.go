@@ -39,11 +39,12 @@ func ParseSLO(s string) (SLO, error) {
 
 // Limits bound the search for a capacity answer.
 type Limits struct {
-	Instances int // Prefillers and Decoders together, at most
-	Blocks    int // of a rank, at most and first
-	Least     int // of a rank, at least
-	Host      int // tokens of a rank's host tier, where one is tried
-	Restore   float64
+	Instances int     // Prefillers and Decoders together, at most
+	Blocks    int     // of a rank, at most and first
+	Least     int     // of a rank, at least
+	Host      int     // tokens of a rank's host tier, where one is tried
+	Save      float64 // seconds to bring one of them there
+	Restore   float64 // and back
 }
 
 // PlanPoint is one cluster that was tried.
@@ -78,7 +79,7 @@ func (s StudyConfig) Plan(name string, p Profile, load Workload, slo SLO, lim Li
 		c.Prefillers, c.Decoders, c.PrefillBlocks, c.DecodeBlocks = pt.Prefillers, pt.Decoders, lim.Blocks, pt.Blocks
 		cfg := c.Cluster(p)
 		if pt.Host > 0 {
-			cfg.Decode.Host, cfg.Decode.Restore = pt.Host, lim.Restore
+			cfg.Decode.Host, cfg.Decode.Save, cfg.Decode.Restore = pt.Host, lim.Save, lim.Restore
 			cfg.Decode.Scheduler.Append.Tier = scheduler.RestoreFromTier
 		}
 		r, err := runOnce(cfg, load)

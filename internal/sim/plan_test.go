@@ -22,7 +22,7 @@ func TestParseSLO(t *testing.T) {
 func TestPlanFindsTheSmallest(t *testing.T) {
 	load := agents(t, 0.5)
 	s := DefaultStudy()
-	lim := Limits{Instances: 4, Blocks: 8000, Least: 500, Host: hostTokens, Restore: hostRestore}
+	lim := Limits{Instances: 4, Blocks: 8000, Least: 500, Host: hostTokens, Save: hostCopy, Restore: hostCopy}
 	rep, err := s.Plan("agents", ProfileGuarded, load, SLO{3 * time.Second, 13 * time.Millisecond}, lim)
 	require.NoError(t, err)
 	require.NotNil(t, rep.Best)

@@ -18,6 +18,7 @@ type RankConfig struct {
 	Leases    float64 // share of the pool that leases may cover; 0: the cache's default
 	Cost      Cost
 	Host      int     // tokens that the rank's host tier holds; 0: no tier
+	Save      float64 // seconds to copy one of them there
 	Restore   float64 // seconds to bring one of them back
 }
 
@@ -50,7 +51,7 @@ func newRank(index int32, cfg RankConfig) (*rank, error) {
 	}
 	r := &rank{index: index, cache: cache, link: &link{}, cost: cfg.Cost, late: map[scheduler.RequestID]int32{}}
 	if cfg.Host > 0 {
-		r.link.host = newTier(cfg.Host, cfg.Restore)
+		r.link.host = newTier(cfg.Host, cfg.Save, cfg.Restore)
 	}
 	opts := []scheduler.Option{scheduler.WithConnector(r.link)}
 	if cfg.Graphs.MaxNumSeqs > 0 {
@@ -108,6 +109,7 @@ type slot struct {
 	seconds float64
 	pure    float64 // seconds without its prefill rows
 	tokens  int64
+	ready   Time // when the blocks of preempted requests are saved: it begins no sooner
 	rows    bool // some rank has rows
 	full    bool // every rank with rows replays a FULL graph
 	mixed   bool // some rank prefills
@@ -146,9 +148,10 @@ type GroupStats struct {
 
 func (g *group) String() string { return fmt.Sprintf("%s%d", g.prefix, g.index) }
 
-func (g *group) hasWork() bool {
+// hasWork reports whether a plan is worth making: there is something to do, or a wait has ended.
+func (g *group) hasWork(now Time) bool {
 	for _, r := range g.ranks {
-		if r.sched.HasWork() {
+		if at, ok := r.sched.NextDeadline(); r.sched.HasWork() || ok && at <= now {
 			return true
 		}
 	}

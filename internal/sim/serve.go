@@ -52,6 +52,10 @@ func (c *Cluster) Run() (*Result, error) {
 			if int32(c.ranks[e.a].life) == e.b {
 				c.kvArrived(e.a, scheduler.RequestID(e.tag))
 			}
+		case eventCopied:
+			if r := c.ranks[e.a]; int32(r.life) == e.b && r.link.host.way.version == e.tag {
+				c.copied(r)
+			}
 		case eventSent:
 			if r := c.ranks[e.a]; int32(r.life) == e.b {
 				c.deliver(r, connector.Event{Kind: connector.Sent, Request: scheduler.RequestID(e.tag)})

@@ -24,7 +24,7 @@ type Served struct {
 	PrefillerStep, DecoderStep     int     // tokens of a step
 	Seqs                           int     // requests that run at once on the Decoder
 	HostTokens                     int     // of the host tier
-	Restore                        float64 // seconds to bring one of them back
+	Save, Restore                  float64 // seconds to bring one of them there, and back
 	Hop                            float64 // seconds between client, proxy and engine, one way
 	TransferAt, Transfer           float64 // seconds of a transfer between engines, and more for each token
 	More                           float64 // seconds that a step of the Decoder takes more where it serves
@@ -80,7 +80,7 @@ func (s *Served) cluster(arm string) (ClusterConfig, error) {
 	switch arm {
 	case ArmGuarded:
 	case ArmGuardedTier:
-		cfg.Decode.Host, cfg.Decode.Restore = s.HostTokens, s.Restore
+		cfg.Decode.Host, cfg.Decode.Save, cfg.Decode.Restore = s.HostTokens, s.Save, s.Restore
 		a.Tier = scheduler.RestoreFromTier
 	case ArmNoGovernor:
 		a.Governor, a.Overload = nil, scheduler.IgnoreRemote

@@ -4,12 +4,13 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/sluice-serving/sluice/connector"
 	"github.com/sluice-serving/sluice/scheduler"
 )
 
 // pump plans as far ahead as the group may and starts the next step.
 func (c *Cluster) pump(g *group) error {
-	for len(g.queue) < g.depth && g.hasWork() {
+	for len(g.queue) < g.depth && g.hasWork(c.now) {
 		s := g.plan(c.now)
 		c.began(g, &s)
 		if !s.rows && len(g.queue) == 0 { // nothing to compute: what the plans say happens at once
@@ -19,7 +20,7 @@ func (c *Cluster) pump(g *group) error {
 			continue
 		}
 		g.queue = append(g.queue, s)
-		if !s.rows {
+		if !s.rows || s.ready > c.now {
 			break
 		}
 	}
@@ -39,7 +40,7 @@ func (c *Cluster) pump(g *group) error {
 				g.stats.NonFull++
 			}
 		}
-		c.cal.push(c.now+Seconds(s.seconds), eventStepEnd, g.index, g.life, 0)
+		c.cal.push(max(c.now, s.ready)+Seconds(s.seconds), eventStepEnd, g.index, g.life, 0)
 		return nil
 	}
 	for _, r := range g.ranks { // nobody computes: somebody may wait for a deadline
@@ -67,9 +68,6 @@ func (c *Cluster) began(g *group, s *slot) {
 			at := c.now
 			if w.tokens > 0 {
 				at += Seconds(c.cfg.TransferAt + c.cfg.Transfer*float64(w.tokens))
-				if w.tier {
-					at = c.now + Time(r.link.host.takes(w.tokens))
-				}
 				c.cal.push(at, eventKV, r.index, int32(r.life), uint64(w.id))
 			}
 			if w.from >= 0 {
@@ -77,7 +75,43 @@ func (c *Cluster) began(g *group, s *slot) {
 			}
 		}
 		r.link.work = r.link.work[:0]
+		if n := r.link.urgent; n > 0 {
+			r.link.urgent = 0
+			s.ready = max(s.ready, r.link.host.way.hurry(c.now, n))
+			c.await(r)
+		}
+		c.submit(r)
 	}
+}
+
+// submit begins the copies between a rank and its host tier that have come.
+func (c *Cluster) submit(r *rank) {
+	if len(r.link.copies) == 0 {
+		return
+	}
+	for _, t := range r.link.copies {
+		r.link.host.way.push(c.now, t)
+	}
+	r.link.copies = r.link.copies[:0]
+	c.await(r)
+}
+
+// await makes an event of the next copy's end.
+func (c *Cluster) await(r *rank) {
+	if at, ok := r.link.host.way.next(); ok {
+		c.cal.push(at, eventCopied, r.index, int32(r.life), r.link.host.way.version)
+	}
+}
+
+// copied ends copies of a rank: a load has arrived, and what was saved is no
+// longer needed on the device.
+func (c *Cluster) copied(r *rank) {
+	host := r.link.host
+	for _, t := range host.way.ended(c.now) {
+		host.copied(t)
+		c.deliver(r, connector.Event{Kind: [...]connector.EventKind{toHost: connector.Sent, fromHost: connector.Received}[t.direction], Request: t.id})
+	}
+	c.await(r)
 }
 
 func (c *Cluster) stepEnd(g *group) error {
@@ -116,6 +150,7 @@ func (c *Cluster) apply(g *group, s slot) error {
 		if err != nil {
 			return fmt.Errorf("rank %d: %w", r.index, err)
 		}
+		c.submit(r)
 		for i := range outs {
 			if err := c.output(r, &outs[i]); err != nil {
 				return err

@@ -22,6 +22,7 @@ type Assumed struct {
 	Ahead    float64 // seconds from a request's arrival at the Decoder to its KV's first byte; default Hop
 	Transfer float64 // bytes a second of KV between the engines; default 100 GB/s
 	Restore  float64 // bytes a second from the host tier; default 25 GB/s
+	Save     float64 // bytes a second to it; default Restore
 	Stop     bool    // sessions just stop, as where engines heard too late that a turn was the last
 }
 
@@ -35,6 +36,7 @@ func (a Assumed) withDefaults() Assumed {
 	def(&a.Ahead, a.Hop)
 	def(&a.Transfer, 100e9)
 	def(&a.Restore, 25e9)
+	def(&a.Save, a.Restore)
 	return a
 }
 
@@ -186,7 +188,7 @@ func (r *Row) predictArm(steps *sim.Steps, a Assumed) ([]Figure, error) {
 		PromptMin: max(1, r.Prompt-part(34)), PromptMax: r.Prompt, AddMin: part(40), AddMax: part(200), OutMin: r.Output, OutMax: r.Output, Seed: 19884,
 	}
 	if r.TokenBytes > 0 {
-		s.HostTokens, s.Restore = int(float64(r.Sizes.Host)/r.TokenBytes), r.TokenBytes/a.Restore
+		s.HostTokens, s.Save, s.Restore = int(float64(r.Sizes.Host)/r.TokenBytes), r.TokenBytes/a.Save, r.TokenBytes/a.Restore
 	}
 	p, err := s.Arm(r.Arm)
 	if err != nil {
