@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/acl/emulated"
 	"github.com/sluice-serving/sluice/ascendrt/conformance"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base/basetest"
 )
 
 // TestMain points the process at the emulated libraries, unless the
@@ -27,7 +28,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func openDevice(t *testing.T, o ascendrt.OpenOptions) ascendrt.Device {
+func openDevice(t testing.TB, o ascendrt.OpenOptions) ascendrt.Device {
 	t.Helper()
 	if b := use(libACL); !b.ok {
 		t.Skip("no Ascend runtime: ", b.problem)
@@ -47,7 +48,7 @@ func emulation() bool {
 }
 
 func TestConformance(t *testing.T) {
-	s := conformance.Suite{Open: openDevice, Tolerance: 1e-2, BlockSize: 128, Lacks: lacks}
+	s := conformance.Suite{Open: func(t *testing.T, o ascendrt.OpenOptions) ascendrt.Device { return openDevice(t, o) }, Tolerance: 1e-2, BlockSize: 128, Lacks: lacks}
 	if emulation() {
 		s.Busy = 48
 		s.Lose = func(ascendrt.Device) {
@@ -70,3 +71,7 @@ func lacks(spec ascendrt.OpSpec) bool {
 }
 
 func TestSeveralDevices(t *testing.T) { conformance.Several(t, Backend{}) }
+
+func BenchmarkSubmit(b *testing.B) {
+	basetest.BenchmarkSubmit(b, openDevice(b, ascendrt.OpenOptions{}))
+}

@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-serving/sluice/ascendrt/internal/base/basetest"
 )
 
-func openDevice(t *testing.T, o ascendrt.OpenOptions) ascendrt.Device {
+func openDevice(t testing.TB, o ascendrt.OpenOptions) ascendrt.Device {
 	t.Helper()
 	if b := use(libCUDA); !b.ok {
 		t.Skip("no CUDA driver: ", b.problem)
@@ -35,7 +35,7 @@ func openDevice(t *testing.T, o ascendrt.OpenOptions) ascendrt.Device {
 }
 
 func TestConformance(t *testing.T) {
-	s := conformance.Suite{Open: openDevice}
+	s := conformance.Suite{Open: func(t *testing.T, o ascendrt.OpenOptions) ascendrt.Device { return openDevice(t, o) }}
 	if emulated {
 		s.Busy = 48
 	}
@@ -462,3 +462,5 @@ func TestCloseFindsAStreamBeingOpened(t *testing.T) {
 	d := openDevice(t, ascendrt.OpenOptions{})
 	basetest.StreamBeingOpened(t, d, &d.(*device).Core, func(s ascendrt.Stream) bool { return s.(*stream).freed })
 }
+
+func BenchmarkSubmit(b *testing.B) { basetest.BenchmarkSubmit(b, openDevice(b, ascendrt.OpenOptions{})) }
