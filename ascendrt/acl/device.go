@@ -9,7 +9,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/internal/arena"
@@ -22,7 +21,6 @@ const (
 	tailPad     = 32 // bytes behind a block that operators may touch
 	deviceChunk = 64 << 20
 	pinnedChunk = 8 << 20
-	defaultSpin = 50 * time.Microsecond
 )
 
 type device struct {
@@ -78,9 +76,6 @@ func (Backend) Open(ordinal int, o ascendrt.OpenOptions) (ascendrt.Device, error
 	d.Core.Init(name, o)
 	d.Table.Init(&d.Core, d.memory())
 	d.emulated = strings.HasSuffix(d.info.Name, "-emulated")
-	if o.WaitSpin == 0 {
-		d.Options.WaitSpin = defaultSpin
-	}
 	if d.ctx, err = openContext(ordinal); err != nil {
 		return nil, err
 	}

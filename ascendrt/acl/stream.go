@@ -4,8 +4,6 @@ package acl
 
 import (
 	"context"
-	"errors"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,10 +11,6 @@ import (
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 )
-
-// waitSlice is how long one crossing waits at most: between slices the context
-// is looked at.
-const waitSlice = 2 * time.Millisecond
 
 // mark is an event recorded behind a submission.
 type mark struct {
@@ -116,11 +110,7 @@ func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 		x.ring.Unlock()
 	}
 	if rerr != nil {
-		var e *ascendrt.Error
-		if errors.As(rerr, &e) && e.Class != ascendrt.ErrDeviceLost && e.Command >= 0 {
-			n = e.Command
-		}
-		return p, n, rerr
+		return p, base.Accepted(rerr, n), rerr
 	}
 	return p, n, err
 }
@@ -190,36 +180,18 @@ func (s *stream) Done(seq uint64) bool {
 
 // Wait polls for a while, then waits in C by slices.
 func (s *stream) Wait(ctx context.Context, seq uint64) error {
-	d := s.d
-	if err := d.LostError(); err != nil {
-		return err
+	return base.Wait(ctx, &s.d.Core, s, seq, s.seq.Load())
+}
+
+// Reached asks the runtime if the answer is not known yet.
+func (s *stream) Reached(seq uint64) bool { return s.Done(seq) }
+
+// Block waits in C.
+func (s *stream) Block(seq uint64, most time.Duration) (bool, error) {
+	if err := s.slice(seq, most); err != nil {
+		return false, err
 	}
-	if s.done.Load() >= seq {
-		return nil
-	}
-	if seq > s.seq.Load() {
-		return invalid("wait", "sequence number "+strconv.FormatUint(seq, 10)+" was never submitted", ascendrt.ErrInvalid)
-	}
-	for end := time.Now().Add(d.Options.WaitSpin); time.Now().Before(end); {
-		if s.Done(seq) {
-			return nil
-		}
-	}
-	for {
-		slice, err := d.Slice(ctx, seq, waitSlice)
-		if err != nil {
-			return err
-		}
-		if err := s.slice(seq, slice); err != nil {
-			return err
-		}
-		if s.Done(seq) {
-			return nil
-		}
-		if err := d.LostError(); err != nil {
-			return err
-		}
-	}
+	return s.Done(seq), nil
 }
 
 // slice waits in C for a while. An event that another submission records
@@ -257,20 +229,12 @@ func (s *stream) Close() error {
 	if s.d.Closed() || !s.d.Refs.Remove(s.ref) {
 		return nil
 	}
-	d := s.d
-	err := s.Wait(context.Background(), s.Stop())
-	d.Reap()
-	d.Life.Lock()
-	defer d.Life.Unlock()
-	if d.Closed() { // its Close has the stream
-		return err
-	}
-	d.streams.Drop(s)
-	d.Give(base.Streams)
-	if err == nil {
-		s.free()
-	}
-	return err
+	return base.CloseStream(&s.d.Core, &s.d.streams, s, func(idle bool) {
+		s.d.Give(base.Streams)
+		if idle {
+			s.free()
+		}
+	})
 }
 
 // free gives the runtime's stream and events back; the stream is idle.

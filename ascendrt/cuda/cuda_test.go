@@ -463,4 +463,6 @@ func TestCloseFindsAStreamBeingOpened(t *testing.T) {
 	basetest.StreamBeingOpened(t, d, &d.(*device).Core, func(s ascendrt.Stream) bool { return s.(*stream).freed })
 }
 
-func BenchmarkSubmit(b *testing.B) { basetest.BenchmarkSubmit(b, openDevice(b, ascendrt.OpenOptions{})) }
+func BenchmarkSubmit(b *testing.B) {
+	basetest.BenchmarkSubmit(b, openDevice(b, ascendrt.OpenOptions{}))
+}

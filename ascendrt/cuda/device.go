@@ -22,7 +22,6 @@ const (
 	align       = 512
 	deviceChunk = 64 << 20
 	pinnedChunk = 8 << 20
-	defaultSpin = 50 * time.Microsecond
 )
 
 type device struct {
@@ -93,9 +92,6 @@ func (Backend) Open(ordinal int, o ascendrt.OpenOptions) (ascendrt.Device, error
 	d.info.Note = d.desc.pci
 	if d.log = o.Logger; d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
-	}
-	if o.WaitSpin == 0 {
-		d.Options.WaitSpin = defaultSpin
 	}
 	if o.CacheDir == "" {
 		if c, err := os.UserCacheDir(); err == nil {

@@ -4,8 +4,6 @@ package cuda
 
 import (
 	"context"
-	"errors"
-	"strconv"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -13,10 +11,6 @@ import (
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 )
-
-// waitSlice is how long one crossing waits at most: between slices the context
-// is looked at.
-const waitSlice = 2 * time.Millisecond
 
 type stream struct {
 	d    *device
@@ -107,11 +101,7 @@ func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 		g.Launched(p)
 	}
 	if rerr := d.replay(s.raw, t.Words); rerr != nil {
-		var e *ascendrt.Error
-		if errors.As(rerr, &e) && e.Class != ascendrt.ErrDeviceLost && e.Command >= 0 {
-			n = e.Command
-		}
-		return p, n, rerr
+		return p, base.Accepted(rerr, n), rerr
 	}
 	return p, n, err
 }
@@ -123,35 +113,25 @@ func (s *stream) Done(seq uint64) bool {
 
 // Wait spins on the word, then waits in C by slices.
 func (s *stream) Wait(ctx context.Context, seq uint64) error {
-	d := s.d
-	if err := d.LostError(); err != nil {
-		return err
-	}
-	if atomic.LoadUint64(s.done) >= seq {
-		return nil
-	}
-	if seq > s.seq.Load() {
-		return invalid("wait", "sequence number "+strconv.FormatUint(seq, 10)+" was never submitted", ascendrt.ErrInvalid)
-	}
-	for end := time.Now().Add(d.Options.WaitSpin); time.Now().Before(end); {
-		for range 64 {
-			if atomic.LoadUint64(s.done) >= seq {
-				return nil
-			}
+	return base.Wait(ctx, &s.d.Core, s, seq, s.seq.Load())
+}
+
+// Reached looks at the word for a short while.
+func (s *stream) Reached(seq uint64) bool {
+	for range 64 {
+		if atomic.LoadUint64(s.done) >= seq {
+			return true
 		}
 	}
-	for {
-		slice, err := d.Slice(ctx, seq, waitSlice)
-		if err != nil {
-			return err
-		}
-		if pollWord(s.done, seq, slice) {
-			return nil
-		}
-		if err := s.check(); err != nil {
-			return err
-		}
+	return false
+}
+
+// Block waits in C.
+func (s *stream) Block(seq uint64, most time.Duration) (bool, error) {
+	if pollWord(s.done, seq, most) {
+		return true, nil
 	}
+	return false, s.check()
 }
 
 // check looks for the reasons why the word may never come: a loss, or the end
@@ -214,21 +194,13 @@ func (s *stream) end() {
 }
 
 func (s *stream) finish() error {
-	d := s.d
-	err := s.Wait(context.Background(), s.Stop())
-	d.Reap()
-	d.Life.Lock()
-	defer d.Life.Unlock()
-	if d.Closed() { // its Close has the stream
-		return err
-	}
-	d.streams.Drop(s)
-	if s.counted {
-		d.Give(base.Streams)
-	}
-	if err == nil {
-		s.freed = true
-		d.streamFree(s.raw)
-	}
-	return err
+	return base.CloseStream(&s.d.Core, &s.d.streams, s, func(idle bool) {
+		if s.counted {
+			s.d.Give(base.Streams)
+		}
+		if idle {
+			s.freed = true
+			s.d.streamFree(s.raw)
+		}
+	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -141,6 +142,74 @@ func TestCloseWaits(t *testing.T) {
 		require.ErrorIs(t, err, ascendrt.ErrTimeout)
 		require.ErrorContains(t, err, "still at work")
 	}
+}
+
+// slow reaches what is submitted after some questions, or some slices.
+type slow struct {
+	polls, slices int // -1: never
+	why           error
+	most          time.Duration // the longest slice
+}
+
+func (s *slow) Reached(uint64) bool {
+	s.polls--
+	return s.polls == -1
+}
+
+func (s *slow) Block(_ uint64, most time.Duration) (bool, error) {
+	s.slices--
+	s.most = max(s.most, most)
+	return s.slices == -1, s.why
+}
+
+func TestWait(t *testing.T) {
+	c := newCore(ascendrt.OpenOptions{WaitSpin: time.Hour})
+	require.NoError(t, Wait(t.Context(), c, &slow{}, 1, 1), "at once")
+	require.NoError(t, Wait(t.Context(), c, &slow{polls: 9}, 1, 1), "while it polls")
+	require.ErrorIs(t, Wait(t.Context(), c, &slow{polls: 9}, 2, 1), ascendrt.ErrInvalid, "never submitted")
+
+	c.Options.WaitSpin = -1
+	s := &slow{polls: -2, slices: 3}
+	require.NoError(t, Wait(t.Context(), c, s, 1, 1))
+	require.Equal(t, waitSlice, s.most)
+	why := errors.New("closed")
+	require.Equal(t, why, Wait(t.Context(), c, &slow{polls: -2, slices: 3, why: why}, 1, 1))
+	past, stop := context.WithTimeout(t.Context(), 0)
+	defer stop()
+	require.ErrorIs(t, Wait(past, c, &slow{polls: -2}, 1, 1), ascendrt.ErrTimeout)
+	gone, stop := context.WithCancel(t.Context())
+	stop()
+	require.ErrorIs(t, Wait(gone, c, &slow{polls: -2}, 1, 1), context.Canceled)
+	c.Fail(c.Invalid("device", "fault", ascendrt.ErrDeviceLost))
+	require.ErrorIs(t, Wait(t.Context(), c, &slow{}, 1, 1), ascendrt.ErrDeviceLost)
+}
+
+func TestCloseStream(t *testing.T) {
+	for _, busy := range []uint64{0, 1} {
+		c := newCore(ascendrt.OpenOptions{})
+		var x StreamSet[*queue]
+		q := &queue{last: 2, done: 2 - busy}
+		x.Add(q)
+		var gone []bool
+		err := CloseStream(c, &x, q, func(idle bool) {
+			require.False(t, c.Life.TryRLock())
+			gone = append(gone, idle)
+		})
+		require.Equal(t, busy == 0, err == nil)
+		require.Equal(t, []bool{busy == 0}, gone)
+		require.True(t, q.stopped)
+		require.Empty(t, x.All())
+	}
+	c := newCore(ascendrt.OpenOptions{})
+	c.Shut()
+	var x StreamSet[*queue]
+	require.NoError(t, CloseStream(c, &x, &queue{}, func(bool) { t.Error("the device's Close has the stream") }))
+}
+
+func TestAccepted(t *testing.T) {
+	require.Equal(t, 2, Accepted(&ascendrt.Error{Command: 2, Class: ascendrt.ErrInvalid}, 5))
+	require.Equal(t, 5, Accepted(&ascendrt.Error{Command: -1, Class: ascendrt.ErrInvalid}, 5), "of no command")
+	require.Equal(t, 5, Accepted(&ascendrt.Error{Command: 2, Class: ascendrt.ErrDeviceLost}, 5))
 }
 
 func TestRecordsAndSlots(t *testing.T) {

@@ -59,9 +59,60 @@ func (x *StreamSet[S]) End() {
 	x.mu.Unlock()
 }
 
-// Slice is how long a wait for a sequence number may block before it asks again:
-// at most that long, and no longer than ctx allows.
-func (c *Core) Slice(ctx context.Context, seq uint64, most time.Duration) (time.Duration, error) {
+// waitSlice is how long one crossing waits at most: between slices the context is
+// looked at.
+const waitSlice = 2 * time.Millisecond
+
+// defaultSpin is how long a wait polls where the options do not say.
+const defaultSpin = 50 * time.Microsecond
+
+// Waited is a stream that a caller waits for.
+type Waited interface {
+	// Reached tells whether the sequence number has passed, without blocking.
+	Reached(seq uint64) bool
+	// Block waits for it, no longer than most, and tells whether it has passed; its
+	// error is why it may never do.
+	Block(seq uint64, most time.Duration) (bool, error)
+}
+
+// Wait waits for a sequence number of those submitted: it polls for a while, then
+// blocks by slices.
+func Wait[S Waited](ctx context.Context, c *Core, s S, seq, submitted uint64) error {
+	if err := c.LostError(); err != nil {
+		return err
+	}
+	if s.Reached(seq) {
+		return nil
+	}
+	if seq > submitted {
+		return c.Invalid("wait", "sequence number "+strconv.FormatUint(seq, 10)+" was never submitted", ascendrt.ErrInvalid)
+	}
+	spin := c.Options.WaitSpin
+	if spin == 0 {
+		spin = defaultSpin
+	}
+	for end := time.Now().Add(spin); time.Now().Before(end); {
+		if s.Reached(seq) {
+			return nil
+		}
+	}
+	for {
+		most, err := c.slice(ctx, seq)
+		if err != nil {
+			return err
+		}
+		if done, err := s.Block(seq, most); done || err != nil {
+			return err
+		}
+		if err := c.LostError(); err != nil {
+			return err
+		}
+	}
+}
+
+// slice is how long a wait for a sequence number may block before it looks at ctx again:
+// no longer than ctx allows.
+func (c *Core) slice(ctx context.Context, seq uint64) (time.Duration, error) {
 	if err := ctx.Err(); err != nil {
 		if errors.Is(err, context.DeadlineExceeded) {
 			return 0, c.Invalid("wait", "sequence number "+strconv.FormatUint(seq, 10)+" is not done", ascendrt.ErrTimeout)
@@ -69,9 +120,9 @@ func (c *Core) Slice(ctx context.Context, seq uint64, most time.Duration) (time.
 		return 0, err
 	}
 	if at, ok := ctx.Deadline(); ok {
-		return max(0, min(most, time.Until(at))), nil
+		return max(0, min(waitSlice, time.Until(at))), nil
 	}
-	return most, nil
+	return waitSlice, nil
 }
 
 // Queue is what Close asks of a stream.
@@ -109,4 +160,30 @@ func Close[S Queue](ctx context.Context, c *Core, x *StreamSet[S], giveBack func
 		c.Forget()
 	})
 	return x.err
+}
+
+// CloseStream closes one stream, whose ref its owner has removed: it waits for
+// what was submitted, then runs gone under c.Life, which is told whether the
+// stream is idle. If the device was closed meanwhile, gone is left to that Close.
+func CloseStream[S Queue](c *Core, x *StreamSet[S], s S, gone func(idle bool)) error {
+	err := s.Wait(context.Background(), s.Stop())
+	c.Reap()
+	c.Life.Lock()
+	defer c.Life.Unlock()
+	if c.Closed() {
+		return err
+	}
+	x.Drop(s)
+	gone(err == nil)
+	return err
+}
+
+// Accepted is how many of n translated commands a runtime has taken that answered
+// err to their submission.
+func Accepted(err error, n int) int {
+	var e *ascendrt.Error
+	if errors.As(err, &e) && e.Class != ascendrt.ErrDeviceLost && e.Command >= 0 {
+		return e.Command
+	}
+	return n
 }
