@@ -115,20 +115,16 @@ func (t *translator) collective(r ascendrt.Record) error {
 	if n == 0 {
 		return nil
 	}
-	src, dst := n*typ.Size(), n*typ.Size()
 	kind := uint32(recReduce)
 	op := [...]uint64{C.SL_HCCL_SUM, C.SL_HCCL_MAX, C.SL_HCCL_MIN}[min(r.A[5], 2)]
 	switch r.Kind {
 	case ascendrt.KindGatherAll:
-		kind, dst = recGatherAll, dst*c.size
+		kind = recGatherAll
 	case ascendrt.KindAllToAll:
-		kind, src, dst = recAllToAll, src*c.size, dst*c.size
+		kind = recAllToAll
 	}
-	if _, err := t.memory(r.A[1], src); err != nil {
-		return fmt.Errorf("source: %w", err)
-	}
-	if _, err := t.memory(r.A[2], dst); err != nil {
-		return fmt.Errorf("destination: %w", err)
+	if err := t.Exchange(r, c.size); err != nil {
+		return err
 	}
 	t.nodes++
 	t.Record(kind, 0, word(c.raw), r.A[1], r.A[2], uint64(n), number, op)

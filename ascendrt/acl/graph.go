@@ -66,7 +66,7 @@ func (t *translator) launch(g *graphState) error {
 	t.events = append(t.events, g.events...)
 	for _, e := range g.waits {
 		e.pending.Store(false)
-		t.consumed = append(t.consumed, consumer{e, t.current})
+		t.consumed = append(t.consumed, consumer{e, t.streams.Current})
 	}
 	for _, e := range g.records {
 		if slices.Contains(g.waits, e) {
@@ -80,7 +80,7 @@ func (t *translator) launch(g *graphState) error {
 	if g.update != nil {
 		t.Record(recStream, 0, word(g.update))
 		t.Record(recWait, 0, word(g.tail))
-		t.Record(recStream, 0, word(t.current.raw))
+		t.Record(recStream, 0, word(t.streams.Current.raw))
 	}
 	t.Record(recWait, 0, word(g.tail))
 	t.Record(recGraph, 0, word(g.raw))
@@ -102,7 +102,7 @@ func (t *translator) launch(g *graphState) error {
 		t.Record(recUpdateEnd, 0)
 		t.Record(recSignal, 0, word(x.gate)) // also behind an error: the graph waits for it
 	}
-	t.Record(recStream, 0, word(t.current.raw))
+	t.Record(recStream, 0, word(t.streams.Current.raw))
 	return nil
 }
 
@@ -127,9 +127,7 @@ func (d *device) Capture(st ascendrt.Stream, c *ascendrt.Commands, o ascendrt.Ca
 		g.end(d)
 		return nil, err
 	}
-	for _, a := range g.allocs {
-		a.Hold()
-	}
+	memory.Hold(g.allocs)
 	for _, e := range g.events {
 		e.hold()
 	}
@@ -179,22 +177,21 @@ func (d *device) captureInto(g *graphState, s *stream, c *ascendrt.Commands, o a
 		return err
 	}
 	t := &translator{}
-	t.reset(d, s, capturing)
+	t.reset(d, s, base.Capturing)
 	t.updatable, t.targets = o.Updatable, g.targets
 	if _, err := t.translate(c); err != nil {
 		return err
 	}
-	g.count, g.streams = t.nodes, len(t.streams)
+	g.count, g.streams = t.nodes, len(t.streams.All)
 	if g.update != nil {
 		g.streams++
 	}
-	g.allocs, g.waits, g.records = t.allocs, t.waits, t.records
+	g.allocs, g.waits, g.records = t.Allocs, t.waits, t.records
 	named := t.events
-	locked := slices.Clone(t.streams)
-	if err := base.LockAll(&d.Core, "capture", locked); err != nil {
+	if err := t.streams.Lock(&d.Core, "capture"); err != nil {
 		return err
 	}
-	defer base.UnlockAll(locked)
+	defer t.streams.Unlock()
 	captures.Lock()
 	defer captures.Unlock()
 	groups := make([]groupPtr, len(g.targets))
@@ -287,12 +284,8 @@ func (g *graph) Update(u []ascendrt.Slot) error {
 	}
 	for _, old := range order {
 		x := next[old]
-		for _, a := range old.allocs {
-			a.Drop()
-		}
-		for _, a := range x.allocs {
-			a.Hold()
-		}
+		memory.Drop(old.allocs)
+		memory.Hold(x.allocs)
 		*old = *x
 	}
 	return nil
@@ -313,7 +306,7 @@ func (x *target) again(d *device, old *target) error {
 		return nil
 	}
 	t := &translator{}
-	t.reset(d, nil, capturing)
+	t.reset(d, nil, base.Capturing)
 	t.slots = x.slots
 	if err := t.op(x.op, x.ws, x.args); err != nil {
 		return err
@@ -336,7 +329,7 @@ func (x *target) again(d *device, old *target) error {
 			return fmt.Errorf("the workspace has %d bytes for it; %d are needed", room, n)
 		}
 	}
-	x.record, x.allocs = t.Words, t.allocs
+	x.record, x.allocs = t.Words, t.Allocs
 	return nil
 }
 
@@ -363,13 +356,9 @@ func sameCalls(a, b []uint64) bool {
 func (g *graph) Close() error {
 	d, s := g.d, g.state
 	s.Graph.Close(&d.Core, s.ref, &g.cleanup, func() {
-		for _, a := range s.allocs {
-			a.Drop()
-		}
+		memory.Drop(s.allocs)
 		for _, x := range s.targets {
-			for _, a := range x.allocs {
-				a.Drop()
-			}
+			memory.Drop(x.allocs)
 		}
 	}, func() { s.end(d) })
 	return nil

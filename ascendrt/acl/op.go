@@ -156,7 +156,7 @@ func (s *opState) planArgs(e *emission, rows, reqs int) []ascendrt.Tensor {
 
 // op translates one operation into calls of the vendor's operators.
 func (t *translator) op(o *opState, ws ascendrt.View, args []ascendrt.Tensor) error {
-	if err := memory.CheckOp(o.Signature, t.slots, ws, o.ws, args, t.memory); err != nil {
+	if err := memory.CheckOp(o.Signature, t.slots, ws, o.ws, args, t.Find); err != nil {
 		return err
 	}
 	for i := range args {

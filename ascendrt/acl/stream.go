@@ -70,26 +70,25 @@ func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 	defer d.Leave()
 	t := translators.Get().(*translator)
 	defer translators.Put(t)
-	t.reset(d, s, submitting)
+	t.reset(d, s, base.Submitting)
 	n, err := t.translate(c)
 	if err != nil && n == 0 {
 		return ascendrt.Point{}, 0, err
 	}
-	t.locked = append(t.locked[:0], t.streams...)
-	if err := base.LockAll(&d.Core, "submit", t.locked); err != nil {
+	if err := t.streams.Lock(&d.Core, "submit"); err != nil {
 		return ascendrt.Point{}, 0, err
 	}
-	defer base.UnlockAll(t.locked)
-	for i, x := range t.streams {
+	defer t.streams.Unlock()
+	for i, x := range t.streams.All {
 		ev, err := x.event()
 		if err != nil {
 			for k, ev := range t.signals {
-				t.streams[k].giveEvent(ev)
+				t.streams.All[k].giveEvent(ev)
 			}
 			return ascendrt.Point{}, 0, err
 		}
 		t.signals = append(t.signals, ev)
-		if i > 0 || t.current != s {
+		if i > 0 || t.streams.Current != s {
 			t.Record(recStream, 0, word(x.raw))
 		}
 		t.Record(recSignal, 0, word(ev))
@@ -104,7 +103,7 @@ func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 	}
 	rerr := d.replay(s.raw, t.Words)
 	t.unlockGraphs()
-	for i, x := range t.streams {
+	for i, x := range t.streams.All {
 		x.ring.Lock()
 		x.marks = append(x.marks, mark{x.seq.Add(1), t.signals[i]})
 		x.ring.Unlock()

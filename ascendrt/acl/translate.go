@@ -17,12 +17,10 @@ import (
 // ranges, into records with the runtime's pointers, which C replays.
 type translator struct {
 	base.Records
+	memory.Ranges
 	d        *device
-	mode     mode
-	streams  []*stream // used ones, the submitting one first
-	locked   []*stream
+	streams  base.Used[*stream]
 	signals  []eventPtr // by streams
-	current  *stream
 	graphs   []*graphState
 	events   []*eventState // named ones
 	consumed []consumer
@@ -35,26 +33,19 @@ type translator struct {
 	updatable []ascendrt.OpRef
 	target    int // 1 + place in updatable of the command being translated
 	opened    bool
-	targets   []*target // by updatable
-	allocs    []*memory.Alloc
+	targets   []*target     // by updatable
 	waits     []*eventState // external events that the graph consumes
 	records   []*eventState // and those that it records
 	nodes     int
 }
 
-type mode uint8
-
-const (
-	submitting mode = iota
-	capturing
-)
-
 var translators = sync.Pool{New: func() any { return new(translator) }}
 
-func (t *translator) reset(d *device, s *stream, m mode) {
+func (t *translator) reset(d *device, s *stream, m base.Mode) {
 	clear(t.slots)
-	*t = translator{d: d, mode: m, Records: base.Records{Words: t.Words[:0]}, streams: append(t.streams[:0], s), locked: t.locked[:0], signals: t.signals[:0], current: s,
+	*t = translator{d: d, Records: base.Records{Words: t.Words[:0]}, Ranges: memory.Ranges{Table: &d.Table, Mode: m}, streams: t.streams, signals: t.signals[:0],
 		graphs: t.graphs[:0], events: t.events[:0], consumed: t.consumed[:0], slots: t.slots[:0], args: t.args[:0], emission: emission{calls: t.emission.calls[:0]}}
+	t.streams.Begin(s)
 }
 
 // aclnn appends a call of an operator with a workspace. The calls of an
@@ -81,35 +72,23 @@ func (t *translator) open() {
 // translate works up to the first wrong command; n is its index, the number of
 // commands if there is none.
 func (t *translator) translate(c *ascendrt.Commands) (n int, err error) {
-	stop, wrong := c.ErrorAt()
-	for r := range ascendrt.Records(c.Words()) {
-		if wrong != nil && r.Index == stop {
-			return stop, wrong
-		}
-		t.Index = r.Index
-		t.target, t.opened = 1+slices.Index(t.updatable, ascendrt.OpRef(r.Index)), false
-		before := len(t.Words)
-		if err := t.one(r); err != nil {
-			t.Words = t.Words[:before]
-			return r.Index, t.d.Wrap(r.Kind.String(), r.Index, err)
-		}
-		if t.opened {
-			t.targets[t.target-1].record = slices.Clone(t.Words[before+3*recWords:])
-			t.targets[t.target-1].live = true
-			t.Record(recGroupEnd, 0, uint64(t.target-1))
-		}
-	}
+	n, err = t.Each(&t.d.Core, c, t.command)
 	t.target = 0
-	return c.Len(), wrong
+	return n, err
 }
 
-// memory checks a range and notes its allocation for a capture.
-func (t *translator) memory(addr uint64, n int) (*memory.Alloc, error) {
-	a, err := t.d.Find(addr, n)
-	if err == nil && t.mode == capturing {
-		t.allocs = append(t.allocs, a)
+func (t *translator) command(r ascendrt.Record) error {
+	t.target, t.opened = 1+slices.Index(t.updatable, ascendrt.OpRef(r.Index)), false
+	before := len(t.Words)
+	if err := t.one(r); err != nil {
+		return err
 	}
-	return a, err
+	if t.opened {
+		t.targets[t.target-1].record = slices.Clone(t.Words[before+3*recWords:])
+		t.targets[t.target-1].live = true
+		t.Record(recGroupEnd, 0, uint64(t.target-1))
+	}
+	return nil
 }
 
 func (t *translator) one(r ascendrt.Record) error {
@@ -126,7 +105,7 @@ func (t *translator) one(r ascendrt.Record) error {
 		if r.A[1] == 0 {
 			return nil
 		}
-		a, err := t.memory(r.A[0], int(r.A[1]))
+		a, err := t.Find(r.A[0], int(r.A[1]))
 		if err != nil {
 			return err
 		}
@@ -143,7 +122,7 @@ func (t *translator) one(r ascendrt.Record) error {
 			return err
 		}
 		t.args = base.Tensors(t.args[:0], r)
-		ws := ascendrt.View{Addr: ascendrt.Addr(r.A[1]), Len: int(r.A[2]), Max: int(r.A[2])}
+		ws := base.Workspace(r)
 		if t.target > 0 {
 			x := t.targets[t.target-1]
 			x.op, x.ws, x.args, x.slots = o, ws, slices.Clone(t.args), slices.Clone(t.slots)
@@ -170,15 +149,10 @@ func (t *translator) one(r ascendrt.Record) error {
 	case ascendrt.KindWaitPoint:
 		return t.waitPoint(r)
 	case ascendrt.KindStream:
-		s, err := base.Handle[*stream](&d.Core, r.A[0], "stream")
-		if err != nil {
+		if err := t.streams.Switch(&d.Core, r); err != nil {
 			return err
 		}
-		if !slices.Contains(t.streams, s) {
-			t.streams = append(t.streams, s)
-		}
-		t.current = s
-		t.Record(recStream, 0, word(s.raw))
+		t.Record(recStream, 0, word(t.streams.Current.raw))
 	case ascendrt.KindGraph:
 		g, err := base.Handle[*graphState](&d.Core, r.A[0], "graph")
 		if err != nil {
@@ -197,9 +171,9 @@ func (t *translator) one(r ascendrt.Record) error {
 // the wait behind it clears it again.
 func (t *translator) external(e *eventState, kind ascendrt.Kind) error {
 	switch {
-	case t.mode == capturing && kind == ascendrt.KindRecord:
+	case t.Mode == base.Capturing && kind == ascendrt.KindRecord:
 		t.records = append(t.records, e)
-	case t.mode == capturing:
+	case t.Mode == base.Capturing:
 		t.waits = append(t.waits, e)
 	case kind == ascendrt.KindRecord:
 		if err := t.setFlag(e); err != nil {
@@ -208,7 +182,7 @@ func (t *translator) external(e *eventState, kind ascendrt.Kind) error {
 	case !e.pending.Swap(false):
 		return nil // nothing was recorded since the last wait
 	default:
-		t.consumed = append(t.consumed, consumer{e, t.current})
+		t.consumed = append(t.consumed, consumer{e, t.streams.Current})
 	}
 	if kind == ascendrt.KindRecord {
 		t.Record(recRecord, 0, word(e.raw))
@@ -232,7 +206,7 @@ func (t *translator) setFlag(e *eventState) error {
 		return fmt.Errorf("the external event's last record was not waited for: %w", ascendrt.ErrInvalid)
 	}
 	for _, c := range t.consumed {
-		if c.e == e && c.s != t.current {
+		if c.e == e && c.s != t.streams.Current {
 			return fmt.Errorf("the external event is recorded again while another stream of this buffer waits for it: %w", ascendrt.ErrInvalid)
 		}
 	}
@@ -241,7 +215,7 @@ func (t *translator) setFlag(e *eventState) error {
 	defer e.mu.Unlock()
 	for _, p := range e.last {
 		s, ok := p.Stream.(*stream)
-		if !ok || s == t.current || s.done.Load() >= p.Seq {
+		if !ok || s == t.streams.Current || s.done.Load() >= p.Seq {
 			continue
 		}
 		if ev := s.pending(p.Seq); ev != nil {
@@ -259,7 +233,7 @@ func (t *translator) waitPoint(r ascendrt.Record) error {
 	if s == nil || err != nil {
 		return err
 	}
-	if s == t.current || s.done.Load() >= seq {
+	if s == t.streams.Current || s.done.Load() >= seq {
 		return nil
 	}
 	if ev := s.pending(seq); ev != nil {
@@ -283,16 +257,9 @@ func (t *translator) copy(dst, src uint64, n int, room uint64) error {
 
 // direction gives the kind of a copy and the room behind its destination.
 func (t *translator) direction(dst, src uint64, n int, room uint64) (kind uint32, left uint64, err error) {
-	to, err := t.memory(dst, n)
+	to, from, err := t.Ends(nil, nil, dst, src, n)
 	if err != nil {
-		return 0, 0, fmt.Errorf("destination: %w", err)
-	}
-	from, err := t.memory(src, n)
-	if err != nil {
-		return 0, 0, fmt.Errorf("source: %w", err)
-	}
-	if dst < src+uint64(n) && src < dst+uint64(n) {
-		return 0, 0, fmt.Errorf("source and destination overlap: %w", ascendrt.ErrInvalid)
+		return 0, 0, err
 	}
 	room = min(room, to.Room(dst))
 	switch {

@@ -76,10 +76,10 @@ func (t *translator) blockEnds(b *blockCopy) (kernel bool, err error) {
 		x := b.region(i)
 		dn, sn := b.dst*x[2]+x[4], b.src*x[3]+x[4]
 		lastTo, lastFrom := to, from
-		if to, err = t.near(to, x[0], int(dn)); err != nil {
+		if to, err = t.Near(to, x[0], int(dn)); err != nil {
 			return false, fmt.Errorf("region %d: destination: %w", i, err)
 		}
-		if from, err = t.near(from, x[1], int(sn)); err != nil {
+		if from, err = t.Near(from, x[1], int(sn)); err != nil {
 			return false, fmt.Errorf("region %d: source: %w", i, err)
 		}
 		b.space(i, i > 0 && to.Host != from.Host && to.Together(lastTo) && from.Together(lastFrom))

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 )
 
 // blockBench has random bytes in some source regions and room for as many
@@ -383,7 +384,7 @@ func BenchmarkPrepareCopies(b *testing.B) {
 			for b.Loop() {
 				cmd.Reset()
 				appendTo(&cmd)
-				t.reset(d, s.(*stream), submitting)
+				t.reset(d, s.(*stream), base.Submitting)
 				if _, err := t.translate(&cmd); err != nil || len(t.lists) != 1 {
 					b.Fatal("no kernel", err)
 				}

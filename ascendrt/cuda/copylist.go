@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/internal/arena"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 	"github.com/sluice-serving/sluice/ascendrt/internal/memory"
 )
 
@@ -163,7 +164,7 @@ func (d *device) blocksKernel() *kernel {
 // step uploads and downloads would stand in a copy engine's queue behind the large
 // copies of others.
 func (t *translator) byKernel(to, from *memory.Alloc, dst, src uint64, n int) (bool, error) {
-	if n > smallLargest || to.Host == from.Host || (dst|src)%listAlign != 0 || t.mode != submitting {
+	if n > smallLargest || to.Host == from.Host || (dst|src)%listAlign != 0 || t.Mode != base.Submitting {
 		return false, nil
 	}
 	t.d.wantLists()
@@ -183,7 +184,7 @@ func fits(to, from *memory.Alloc, dst, src, n uint64) bool {
 // engine's.
 func (t *translator) list(c *copies) (bool, error) {
 	n := len(c.dst)
-	if n < listLeast || t.mode != submitting {
+	if n < listLeast || t.Mode != base.Submitting {
 		return false, nil
 	}
 	t.d.wantLists()

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 )
 
 // Batches of many small copies are one kernel: every byte arrives, none beside it
@@ -171,7 +172,7 @@ func TestSmallCopies(t *testing.T) {
 func recorded(t *testing.T, d *device, s ascendrt.Stream, to, from ascendrt.View) uint32 {
 	t.Helper()
 	tr := new(translator)
-	tr.reset(d, s.(*stream), submitting)
+	tr.reset(d, s.(*stream), base.Submitting)
 	require.NoError(t, tr.copy(uint64(to.Addr), uint64(from.Addr), to.Len))
 	return uint32(tr.Words[0])
 }

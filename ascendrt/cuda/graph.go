@@ -55,12 +55,12 @@ func (d *device) Capture(st ascendrt.Stream, c *ascendrt.Commands, o ascendrt.Ca
 		return nil, err
 	}
 	t := &translator{}
-	t.reset(d, s, capturing)
+	t.reset(d, s, base.Capturing)
 	t.updatable, t.nodes = o.Updatable, make([]int, len(o.Updatable))
 	if _, err := t.translate(c); err != nil {
 		return nil, err
 	}
-	g := &graphState{streams: len(t.streams), targets: map[ascendrt.OpRef]*target{}, allocs: t.allocs}
+	g := &graphState{streams: len(t.streams.All), targets: map[ascendrt.OpRef]*target{}, allocs: t.Allocs}
 	if err := g.findTargets(d, c, o.Updatable); err != nil {
 		return nil, err
 	}
@@ -71,9 +71,7 @@ func (d *device) Capture(st ascendrt.Stream, c *ascendrt.Commands, o ascendrt.Ca
 		d.Give(base.Graphs)
 		return nil, err
 	}
-	for _, a := range g.allocs {
-		a.Hold()
-	}
+	memory.Hold(g.allocs)
 	h := &graph{d: d, state: g}
 	h.ref = d.Refs.Add(g)
 	h.cleanup = runtime.AddCleanup(h, d.Leaks.Report, handles.Dropped{What: "graph"})
@@ -94,10 +92,7 @@ func (g *graphState) findTargets(d *device, c *ascendrt.Commands, refs []ascendr
 			if x.op, err = base.Handle[*opState](&d.Core, r.A[0], "operation"); err != nil {
 				return err
 			}
-			x.ws = ascendrt.View{Addr: ascendrt.Addr(r.A[1]), Len: int(r.A[2]), Max: int(r.A[2])}
-			for i := range int(r.A[3]) {
-				x.args = append(x.args, ascendrt.DecodeTensor(r.Payload[i*ascendrt.TensorWords:]))
-			}
+			x.ws, x.args = base.Workspace(r), base.Tensors(nil, r)
 		case ascendrt.KindLaunch:
 		default:
 			return invalid("capture", "updatable command "+strconv.Itoa(r.Index)+" is no operation", ascendrt.ErrInvalid)
@@ -114,11 +109,10 @@ func (g *graphState) findTargets(d *device, c *ascendrt.Commands, refs []ascendr
 
 // captureInto makes the driver's graph under the locks of all streams in it.
 func (d *device) captureInto(g *graphState, s *stream, t *translator, o ascendrt.CaptureOptions) (err error) {
-	locked := slices.Clone(t.streams)
-	if err := base.LockAll(&d.Core, "capture", locked); err != nil {
+	if err := t.streams.Lock(&d.Core, "capture"); err != nil {
 		return err
 	}
-	defer base.UnlockAll(locked)
+	defer t.streams.Unlock()
 	nodes := make([]nodePtr, len(o.Updatable))
 	if g.graph, g.exec, g.count, err = d.captureGraph(s.raw, t.Words, o.Upload == ascendrt.UploadNow, nodes); err != nil {
 		var e *ascendrt.Error
@@ -189,12 +183,8 @@ func (g *graph) Update(u []ascendrt.Slot) error {
 		if err := d.updateNode(s.exec, x.node, x.record); err != nil {
 			return err
 		}
-		for _, a := range s.targets[ref].allocs {
-			a.Drop()
-		}
-		for _, a := range x.allocs {
-			a.Hold()
-		}
+		memory.Drop(s.targets[ref].allocs)
+		memory.Hold(x.allocs)
 		s.targets[ref] = x
 	}
 	return nil
@@ -214,27 +204,23 @@ func (x *target) again(d *device) error {
 		return nil
 	}
 	t := &translator{}
-	t.reset(d, nil, capturing)
+	t.reset(d, nil, base.Capturing)
 	if err := t.op(x.op, x.ws, x.args); err != nil {
 		return err
 	}
 	if x.node != nil && (len(t.Words) < recWords || uint32(t.Words[0]) != recLaunch) {
 		return errors.New("the operation is no single kernel")
 	}
-	x.record, x.allocs = t.Words, t.allocs
+	x.record, x.allocs = t.Words, t.Allocs
 	return nil
 }
 
 func (g *graph) Close() error {
 	d, s := g.d, g.state
 	s.Graph.Close(&d.Core, g.ref, &g.cleanup, func() {
-		for _, a := range s.allocs {
-			a.Drop()
-		}
+		memory.Drop(s.allocs)
 		for _, x := range s.targets {
-			for _, a := range x.allocs {
-				a.Drop()
-			}
+			memory.Drop(x.allocs)
 		}
 	}, func() { d.graphFree(s.graph, s.exec) })
 	return nil

@@ -257,19 +257,15 @@ func (t *translator) collective(r ascendrt.Record) error {
 	if n == 0 {
 		return nil
 	}
-	src, dst := n*typ.Size(), n*typ.Size()
 	kind, last := uint32(recReduce), []uint64{0, 2, 3}[min(r.A[5], 2)]
 	switch r.Kind {
 	case ascendrt.KindGatherAll:
-		kind, last, dst = recGatherAll, 0, dst*c.size
+		kind, last = recGatherAll, 0
 	case ascendrt.KindAllToAll:
-		kind, last, src, dst = recAllToAll, uint64(c.size), src*c.size, dst*c.size
+		kind, last = recAllToAll, uint64(c.size)
 	}
-	if _, err := t.memory(r.A[1], src); err != nil {
-		return fmt.Errorf("source: %w", err)
-	}
-	if _, err := t.memory(r.A[2], dst); err != nil {
-		return fmt.Errorf("destination: %w", err)
+	if err := t.Exchange(r, c.size); err != nil {
+		return err
 	}
 	t.Record(kind, 1, word(unsafe.Pointer(c.raw)), r.A[1], r.A[2], uint64(n), number, last)
 	t.Words = append(t.Words, uint64(typ.Size()))

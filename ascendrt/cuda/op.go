@@ -36,7 +36,7 @@ func (d *device) Plan(spec ascendrt.OpSpec) (ascendrt.Op, error) {
 
 // op translates one operation into kernel launches.
 func (t *translator) op(o *opState, ws ascendrt.View, args []ascendrt.Tensor) error {
-	if err := memory.CheckOp(o.Signature, t.slots, ws, o.ws, args, t.memory); err != nil {
+	if err := memory.CheckOp(o.Signature, t.slots, ws, o.ws, args, t.Find); err != nil {
 		return err
 	}
 	return o.emit(t, ws, args)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 )
 
 // rowBench has random bytes in regions of a device, and a tier in which a slot has a
@@ -71,7 +72,7 @@ func (b *rowBench) records(c *ascendrt.BlockCopy) (rows, others int) {
 	var cmd ascendrt.Commands
 	cmd.CopyBlocks(c)
 	t := new(translator)
-	t.reset(b.d, b.s.(*stream), submitting)
+	t.reset(b.d, b.s.(*stream), base.Submitting)
 	_, err := t.translate(&cmd)
 	require.NoError(b.t, err)
 	for w := t.Words; len(w) > 0; w = w[recWords+w[0]>>32:] {
@@ -312,7 +313,7 @@ func BenchmarkPrepareRows(b *testing.B) {
 			for b.Loop() {
 				cmd.Reset()
 				cmd.CopyBlocks(c)
-				t.reset(dev.(*device), s.(*stream), submitting)
+				t.reset(dev.(*device), s.(*stream), base.Submitting)
 				if _, err := t.translate(&cmd); err != nil {
 					b.Fatal(err)
 				}

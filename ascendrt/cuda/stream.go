@@ -75,24 +75,23 @@ func (s *stream) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
 	defer d.Leave()
 	t := translators.Get().(*translator)
 	defer translators.Put(t)
-	t.reset(d, s, submitting)
+	t.reset(d, s, base.Submitting)
 	var p ascendrt.Point
 	defer func() { t.endLists(p) }()
 	n, err := t.translate(c)
 	if err != nil && n == 0 {
 		return ascendrt.Point{}, 0, err
 	}
-	t.locked = append(t.locked[:0], t.streams...)
-	if err := base.LockAll(&d.Core, "submit", t.locked); err != nil {
+	if err := t.streams.Lock(&d.Core, "submit"); err != nil {
 		return ascendrt.Point{}, 0, err
 	}
-	defer base.UnlockAll(t.locked)
-	for i, x := range t.streams {
+	defer t.streams.Unlock()
+	for i, x := range t.streams.All {
 		seq := x.seq.Add(1)
 		if i == 0 {
 			p = ascendrt.Point{Stream: s, Seq: seq}
 		}
-		if i > 0 || t.current != s {
+		if i > 0 || t.streams.Current != s {
 			t.Record(recStream, 0, word(unsafe.Pointer(x.raw)))
 		}
 		t.Record(recSignal, 0, x.word, seq)

@@ -18,11 +18,9 @@ import (
 // ranges, into records with the driver's pointers, which C replays.
 type translator struct {
 	base.Records
+	memory.Ranges
 	d       *device
-	mode    mode
-	streams []*stream // used ones, the submitting one first
-	locked  []*stream
-	current *stream
+	streams base.Used[*stream]
 	graphs  []*graphState
 	slots   base.Slots
 	lists   []usedList // that kernels of this submission read
@@ -33,22 +31,15 @@ type translator struct {
 	// Of a capture only.
 	updatable []ascendrt.OpRef
 	nodes     []int // by updatable: 1 + place of its node's record, 0 if it has none
-	allocs    []*memory.Alloc
 	args      []ascendrt.Tensor
 }
 
-type mode uint8
-
-const (
-	submitting mode = iota
-	capturing
-)
-
 var translators = sync.Pool{New: func() any { return new(translator) }}
 
-func (t *translator) reset(d *device, s *stream, m mode) {
-	*t = translator{d: d, mode: m, Records: base.Records{Words: t.Words[:0]}, streams: append(t.streams[:0], s), locked: t.locked[:0], current: s,
+func (t *translator) reset(d *device, s *stream, m base.Mode) {
+	*t = translator{d: d, Records: base.Records{Words: t.Words[:0]}, Ranges: memory.Ranges{Table: &d.Table, Mode: m}, streams: t.streams,
 		graphs: t.graphs[:0], slots: t.slots[:0], lists: t.lists[:0], small: t.small, large: t.large, evenly: t.evenly, args: t.args[:0]}
+	t.streams.Begin(s)
 }
 
 // launch appends a kernel launch with 8-byte parameters.
@@ -78,44 +69,22 @@ func (t *translator) start(k *kernel, grid [3]int, block int, shared uint64, par
 // translate works up to the first wrong command; n is its index, the number of
 // commands if there is none.
 func (t *translator) translate(c *ascendrt.Commands) (n int, err error) {
-	stop, wrong := c.ErrorAt()
-	for r := range ascendrt.Records(c.Words()) {
-		if wrong != nil && r.Index == stop {
-			return stop, wrong
-		}
-		t.Index = r.Index
-		before, node := len(t.Words), slices.Index(t.updatable, ascendrt.OpRef(r.Index))
-		if err := t.one(r); err != nil {
-			t.Words = t.Words[:before]
-			return r.Index, t.d.Wrap(r.Kind.String(), r.Index, err)
-		}
-		if node >= 0 && len(t.Words) > before {
-			if r.Kind != ascendrt.KindOp && r.Kind != ascendrt.KindLaunch || uint32(t.Words[before]) != recLaunch {
-				return r.Index, t.d.Wrap(r.Kind.String(), r.Index, errors.New("the command cannot be updated"))
-			}
-			t.Words[before+1] |= uint64(node+1) << 32
-			t.nodes[node] = before + 1
-		}
-	}
-	return c.Len(), wrong
+	return t.Each(&t.d.Core, c, t.command)
 }
 
-// memory checks a range and notes its allocation for a capture.
-func (t *translator) memory(addr uint64, n int) (*memory.Alloc, error) {
-	a, err := t.d.Find(addr, n)
-	if err == nil && t.mode == capturing {
-		t.allocs = append(t.allocs, a)
+func (t *translator) command(r ascendrt.Record) error {
+	before, node := len(t.Words), slices.Index(t.updatable, ascendrt.OpRef(r.Index))
+	if err := t.one(r); err != nil {
+		return err
 	}
-	return a, err
-}
-
-// near is memory for one end of a batch, whose copies often follow each other in
-// the same allocations.
-func (t *translator) near(last *memory.Alloc, addr uint64, n int) (*memory.Alloc, error) {
-	if last != nil && last.Holds(addr, n) {
-		return last, nil
+	if node >= 0 && len(t.Words) > before {
+		if r.Kind != ascendrt.KindOp && r.Kind != ascendrt.KindLaunch || uint32(t.Words[before]) != recLaunch {
+			return errors.New("the command cannot be updated")
+		}
+		t.Words[before+1] |= uint64(node+1) << 32
+		t.nodes[node] = before + 1
 	}
-	return t.memory(addr, n)
+	return nil
 }
 
 func (t *translator) one(r ascendrt.Record) error {
@@ -134,7 +103,7 @@ func (t *translator) one(r ascendrt.Record) error {
 		if r.A[1] == 0 {
 			return nil
 		}
-		if _, err := t.memory(r.A[0], int(r.A[1])); err != nil {
+		if _, err := t.Find(r.A[0], int(r.A[1])); err != nil {
 			return err
 		}
 		t.Record(recFill, 0, r.A[0], r.A[1], r.A[2])
@@ -146,7 +115,7 @@ func (t *translator) one(r ascendrt.Record) error {
 			return err
 		}
 		t.args = base.Tensors(t.args[:0], r)
-		ws := ascendrt.View{Addr: ascendrt.Addr(r.A[1]), Len: int(r.A[2]), Max: int(r.A[2])}
+		ws := base.Workspace(r)
 		err = t.op(o, ws, t.args)
 		t.slots = t.slots[:0]
 		return err
@@ -158,7 +127,7 @@ func (t *translator) one(r ascendrt.Record) error {
 			return err
 		}
 		var flags uint64
-		if t.mode == capturing && e.kind == ascendrt.EventExternal {
+		if t.Mode == base.Capturing && e.kind == ascendrt.EventExternal {
 			flags = 1
 		}
 		kind := uint32(recRecord)
@@ -169,15 +138,10 @@ func (t *translator) one(r ascendrt.Record) error {
 	case ascendrt.KindWaitPoint:
 		return t.waitPoint(r)
 	case ascendrt.KindStream:
-		s, err := base.Handle[*stream](&d.Core, r.A[0], "stream")
-		if err != nil {
+		if err := t.streams.Switch(&d.Core, r); err != nil {
 			return err
 		}
-		if !slices.Contains(t.streams, s) {
-			t.streams = append(t.streams, s)
-		}
-		t.current = s
-		t.Record(recStream, 0, word(unsafe.Pointer(s.raw)))
+		t.Record(recStream, 0, word(unsafe.Pointer(t.streams.Current.raw)))
 	case ascendrt.KindGraph:
 		g, err := base.Handle[*graphState](&d.Core, r.A[0], "graph")
 		if err != nil {
@@ -195,7 +159,7 @@ func (t *translator) one(r ascendrt.Record) error {
 
 func (t *translator) waitPoint(r ascendrt.Record) error {
 	s, seq, err := base.Point(&t.d.Core, r, (*stream).submitted)
-	if s != nil && err == nil && s != t.current {
+	if s != nil && err == nil && s != t.streams.Current {
 		t.Record(recWaitWord, 0, s.word, seq)
 	}
 	return err
@@ -205,7 +169,7 @@ func (t *translator) copy(dst, src uint64, n int) error {
 	if n == 0 {
 		return nil
 	}
-	to, from, err := t.ends(dst, src, n)
+	to, from, err := t.Ends(nil, nil, dst, src, n)
 	if err != nil {
 		return err
 	}
@@ -214,25 +178,6 @@ func (t *translator) copy(dst, src uint64, n int) error {
 	}
 	t.Record(direction(to, from), 0, dst, src, uint64(n))
 	return nil
-}
-
-// ends looks up both sides of a copy.
-func (t *translator) ends(dst, src uint64, n int) (to, from *memory.Alloc, err error) {
-	return t.endsNear(nil, nil, dst, src, n)
-}
-
-// endsNear is ends where those of the copy before are known.
-func (t *translator) endsNear(lastTo, lastFrom *memory.Alloc, dst, src uint64, n int) (to, from *memory.Alloc, err error) {
-	if to, err = t.near(lastTo, dst, n); err != nil {
-		return nil, nil, fmt.Errorf("destination: %w", err)
-	}
-	if from, err = t.near(lastFrom, src, n); err != nil {
-		return nil, nil, fmt.Errorf("source: %w", err)
-	}
-	if dst < src+uint64(n) && src < dst+uint64(n) {
-		return nil, nil, fmt.Errorf("source and destination overlap: %w", ascendrt.ErrInvalid)
-	}
-	return to, from, nil
 }
 
 // direction is the driver's call for a copy.
@@ -259,7 +204,7 @@ func (t *translator) batch(p []uint64) error {
 			continue
 		}
 		var err error
-		to, from, err = t.endsNear(to, from, p[0], p[1], int(p[2]))
+		to, from, err = t.Ends(to, from, p[0], p[1], int(p[2]))
 		switch {
 		case err != nil:
 			return err

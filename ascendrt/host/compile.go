@@ -97,9 +97,7 @@ func (d *device) decode(r ascendrt.Record, slots base.Slots) (*node, error) {
 		}
 		x.what = "op " + string(x.op.Spec.Kind)
 		x.slots = slots
-		for i := range int(r.A[3]) {
-			x.args = append(x.args, ascendrt.DecodeTensor(r.Payload[i*ascendrt.TensorWords:]))
-		}
+		x.args = base.Tensors(nil, r)
 		if err := d.bind(x); err != nil {
 			return nil, err
 		}

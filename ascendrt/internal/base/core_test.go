@@ -272,6 +272,76 @@ func TestLockAll(t *testing.T) {
 	}))
 }
 
+// The order in which a buffer uses its streams stays, whatever the order of the locks.
+func TestUsed(t *testing.T) {
+	c := newCore(ascendrt.OpenOptions{})
+	a, b := &gated{}, &gated{}
+	b.ref = c.Refs.Add(b)
+	a.ref = c.Refs.Add(a)
+	var u Used[*gated]
+	for range 2 {
+		u.Begin(a)
+		for _, s := range []*gated{b, a, b} {
+			r := ascendrt.Record{}
+			r.A[0] = uint64(s.ref)
+			require.NoError(t, u.Switch(c, r))
+			require.Same(t, s, u.Current)
+		}
+		require.Equal(t, []*gated{a, b}, u.All)
+		require.NoError(t, u.Lock(c, "submit"))
+		require.False(t, a.mu.TryLock())
+		require.False(t, b.mu.TryLock())
+		require.Equal(t, []*gated{a, b}, u.All)
+		u.Unlock()
+	}
+	c.Refs.Remove(b.ref)
+	require.ErrorIs(t, u.Switch(c, ascendrt.Record{A: [ascendrt.HeaderWords - 1]uint64{uint64(b.ref)}}), ascendrt.ErrClosed)
+	b.Shut(nil)
+	require.ErrorIs(t, u.Lock(c, "submit"), ascendrt.ErrClosed)
+	require.True(t, a.mu.TryLock(), "nothing stays locked")
+}
+
+// A buffer is translated up to its first wrong command, of which nothing stays.
+func TestEach(t *testing.T) {
+	c := newCore(ascendrt.OpenOptions{})
+	x := ascendrt.View{Addr: 1 << 20, Len: 64, Max: 64}
+	var buffer ascendrt.Commands
+	for v := range byte(3) {
+		buffer.Fill(x, v)
+	}
+	var r Records
+	refuse := -1
+	f := func(x ascendrt.Record) error {
+		r.Record(9, 0)
+		if x.Index == refuse {
+			return errors.New("odd")
+		}
+		return nil
+	}
+	n, err := r.Each(c, &buffer, f)
+	require.NoError(t, err)
+	require.Equal(t, 3, n)
+	require.Len(t, r.Words, 3*HeaderWords)
+	require.EqualValues(t, 2, r.Words[2*HeaderWords+1])
+
+	r.Words, refuse = nil, 1
+	n, err = r.Each(c, &buffer, f)
+	var e *ascendrt.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, 1, e.Command)
+	require.Equal(t, "fill", e.Call)
+	require.Equal(t, 1, n)
+	require.Len(t, r.Words, HeaderWords)
+
+	r.Words, refuse = nil, -1
+	buffer.Copy(x.Slice(0, 4), x.Slice(8, 8)) // wrong in itself
+	buffer.Fill(x, 1)
+	n, err = r.Each(c, &buffer, f)
+	require.Error(t, err)
+	require.Equal(t, 3, n)
+	require.Len(t, r.Words, 3*HeaderWords)
+}
+
 func TestSlots(t *testing.T) {
 	infos := []ascendrt.SlotInfo{{Name: "lens", Kind: ascendrt.SlotInts}, {Name: "x", Kind: ascendrt.SlotAddr}}
 	args := []ascendrt.Tensor{ascendrt.NewTensor(ascendrt.View{Addr: 64, Len: 16, Max: 16}, ascendrt.Float32, 1, 4)}

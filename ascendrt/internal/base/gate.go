@@ -30,6 +30,7 @@ func (g *Gate) Shut(then func()) {
 
 // Gated is a stream with a Gate.
 type Gated interface {
+	comparable
 	gate() *Gate
 	Ref() ascendrt.Ref
 }
@@ -59,3 +60,37 @@ func UnlockAll[S Gated](streams []S) {
 		s.gate().mu.Unlock()
 	}
 }
+
+// Used are the streams of one buffer, the submitting one first.
+type Used[S Gated] struct {
+	All     []S
+	Current S
+	locked  []S
+}
+
+// Begin is the start of a buffer on s.
+func (u *Used[S]) Begin(s S) {
+	u.All, u.Current = append(u.All[:0], s), s
+}
+
+// Switch goes on with the stream of a record of kind KindStream.
+func (u *Used[S]) Switch(c *Core, r ascendrt.Record) error {
+	s, err := Handle[S](c, r.A[0], "stream")
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(u.All, s) {
+		u.All = append(u.All, s)
+	}
+	u.Current = s
+	return nil
+}
+
+// Lock is LockAll for all of them, whose order stays; Unlock ends it.
+func (u *Used[S]) Lock(c *Core, call string) error {
+	u.locked = append(u.locked[:0], u.All...)
+	return LockAll(c, call, u.locked)
+}
+
+// Unlock ends what Lock began.
+func (u *Used[S]) Unlock() { UnlockAll(u.locked) }

@@ -27,6 +27,33 @@ func (r *Records) Record(kind uint32, payload int, a ...uint64) {
 	r.Words = append(r.Words, h[:]...)
 }
 
+// Each translates the buffer by f up to its first wrong command, of which no
+// records stay; n is that command's index, the number of commands if there is none.
+func (r *Records) Each(c *Core, buffer *ascendrt.Commands, f func(ascendrt.Record) error) (n int, err error) {
+	stop, wrong := buffer.ErrorAt()
+	for x := range ascendrt.Records(buffer.Words()) {
+		if wrong != nil && x.Index == stop {
+			return stop, wrong
+		}
+		r.Index = x.Index
+		before := len(r.Words)
+		if err := f(x); err != nil {
+			r.Words = r.Words[:before]
+			return x.Index, c.Wrap(x.Kind.String(), x.Index, err)
+		}
+	}
+	return buffer.Len(), wrong
+}
+
+// Mode is what a buffer is translated for.
+type Mode uint8
+
+// Modes.
+const (
+	Submitting Mode = iota
+	Capturing
+)
+
 // Handle gives the live handle of a word in a record.
 func Handle[T any](c *Core, ref uint64, what string) (T, error) {
 	v, ok := handles.Lookup[T](&c.Refs, ascendrt.Ref(ref))
@@ -42,6 +69,11 @@ func Tensors(dst []ascendrt.Tensor, r ascendrt.Record) []ascendrt.Tensor {
 		dst = append(dst, ascendrt.DecodeTensor(r.Payload[i*ascendrt.TensorWords:]))
 	}
 	return dst
+}
+
+// Workspace is that of a record of kind KindOp.
+func Workspace(r ascendrt.Record) ascendrt.View {
+	return ascendrt.View{Addr: ascendrt.Addr(r.A[1]), Len: int(r.A[2]), Max: int(r.A[2])}
 }
 
 // Point is the stream of a record of kind KindWaitPoint and how much of it is

@@ -46,12 +46,6 @@ func (a *Alloc) Holds(addr uint64, n int) bool {
 // Together tells whether both lie in one allocation of the driver.
 func (a *Alloc) Together(b *Alloc) bool { return a == b || a.row != nil && a.row == b.row }
 
-// Hold keeps the allocation for a graph that names it, until Drop.
-func (a *Alloc) Hold() { a.graphs.Add(1) }
-
-// Drop is the end of a graph that named the allocation.
-func (a *Alloc) Drop() { a.graphs.Add(-1) }
-
 // Room is the number of bytes from addr on.
 func (a *Alloc) Room(addr uint64) uint64 { return a.Addr + uint64(a.Len) - addr }
 

@@ -102,9 +102,9 @@ func TestGraphsHoldMemory(t *testing.T) {
 	require.NoError(t, err)
 	a, err := x.Find(uint64(b.Addr()), 8)
 	require.NoError(t, err)
-	a.Hold()
+	Hold([]*Alloc{a})
 	require.ErrorIs(t, b.FreeAfter(ascendrt.Point{}), ascendrt.ErrInUse)
-	a.Drop()
+	Drop([]*Alloc{a})
 	require.NoError(t, b.FreeAfter(ascendrt.Point{}))
 	require.Empty(t, f.live)
 }
