@@ -25,14 +25,7 @@ import (
 const rootInfoBytes = C.sizeof_HcclRootInfo
 
 // communicator is a rank of an HCCL group.
-type communicator struct {
-	d          *device
-	raw        commPtr
-	rank, size int
-	ref        ascendrt.Ref
-}
-
-var _ ascendrt.Communicator = (*communicator)(nil)
+type communicator = base.Rank[commPtr]
 
 func (d *device) UniqueID() ([]byte, error) {
 	if err := d.Alive(); err != nil {
@@ -56,34 +49,23 @@ func (d *device) NewCommunicator(id []byte, rank, size int) (ascendrt.Communicat
 	if l := use(libHCCL); !l.ok {
 		return nil, unready("collectives", libHCCL, l.problem+": "+advice(libHCCL))
 	}
-	if len(id) != rootInfoBytes || size < 1 || rank < 0 || rank >= size {
-		return nil, invalid("communicator", fmt.Sprintf("an id of %d bytes, rank %d of %d", len(id), rank, size), ascendrt.ErrInvalid)
+	if err := d.CheckRank(id, rootInfoBytes, rank, size); err != nil {
+		return nil, err
 	}
-	c := &communicator{d: d, rank: rank, size: size}
+	var raw commPtr
 	e := newErr()
-	if C.asc_hccl_init(d.ctx, (*C.HcclRootInfo)(unsafe.Pointer(&id[0])), C.uint32_t(rank), C.uint32_t(size), &c.raw, &e) != 0 {
+	if C.asc_hccl_init(d.ctx, (*C.HcclRootInfo)(unsafe.Pointer(&id[0])), C.uint32_t(rank), C.uint32_t(size), &raw, &e) != 0 {
 		return nil, d.failed("", &e)
 	}
-	c.ref = d.Refs.Add(c)
-	d.Add(base.Communicators)
-	return c, nil
+	return base.NewRank(&d.Core, raw, rank, size, d.leave), nil
 }
 
-func (c *communicator) Rank() int         { return c.rank }
-func (c *communicator) Size() int         { return c.size }
-func (c *communicator) Ref() ascendrt.Ref { return c.ref }
-
-// Close leaves the group. On a lost device nothing is left to give back.
-func (c *communicator) Close() error {
-	d := c.d
-	if d.Closed() || !d.Refs.Remove(c.ref) {
+// leave leaves a group. On a lost device nothing is left to give back.
+func (d *device) leave(raw commPtr, lost bool) error {
+	if lost {
 		return nil
 	}
-	d.Give(base.Communicators)
-	if d.LostError() != nil {
-		return nil
-	}
-	return d.commFree(c.raw)
+	return d.commFree(raw)
 }
 
 func (d *device) commFree(raw commPtr) error {
@@ -123,10 +105,10 @@ func (t *translator) collective(r ascendrt.Record) error {
 	case ascendrt.KindAllToAll:
 		kind = recAllToAll
 	}
-	if err := t.Exchange(r, c.size); err != nil {
+	if err := t.Exchange(r, c.Size()); err != nil {
 		return err
 	}
 	t.nodes++
-	t.Record(kind, 0, word(c.raw), r.A[1], r.A[2], uint64(n), number, op)
+	t.Record(kind, 0, word(c.Raw), r.A[1], r.A[2], uint64(n), number, op)
 	return nil
 }

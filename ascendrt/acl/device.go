@@ -142,7 +142,7 @@ func (d *device) giveBack(streams []*stream) error {
 		case *module:
 			d.moduleFree(h.raw)
 		case *communicator:
-			d.commFree(h.raw)
+			d.commFree(h.Raw)
 		}
 	})
 	for _, s := range streams {

@@ -175,14 +175,9 @@ func (d *device) planFreeMatmul(s *opState, m ascendrt.MatmulAttr) error {
 }
 
 // communicator is a rank of an NCCL group.
-type communicator struct {
-	d          *device
-	raw        C.sl_comm
-	rank, size int
-	ref        ascendrt.Ref
-}
+type communicator = base.Rank[C.sl_comm]
 
-var _ ascendrt.Communicator = (*communicator)(nil)
+const idBytes = 128
 
 func (d *device) UniqueID() ([]byte, error) {
 	if err := d.Alive(); err != nil {
@@ -191,7 +186,7 @@ func (d *device) UniqueID() ([]byte, error) {
 	if l := use(libNCCL); !l.ok {
 		return nil, unready("collectives", libNCCL, l.problem+": "+advice(libNCCL))
 	}
-	id := make([]byte, 128)
+	id := make([]byte, idBytes)
 	e := newErr()
 	if C.sl_nccl_id_new((*C.uchar)(&id[0]), &e) != 0 {
 		return nil, d.failed("", &e)
@@ -206,37 +201,26 @@ func (d *device) NewCommunicator(id []byte, rank, size int) (ascendrt.Communicat
 	if l := use(libNCCL); !l.ok {
 		return nil, unready("collectives", libNCCL, l.problem+": "+advice(libNCCL))
 	}
-	if len(id) != 128 || size < 1 || rank < 0 || rank >= size {
-		return nil, invalid("communicator", fmt.Sprintf("an id of %d bytes, rank %d of %d", len(id), rank, size), ascendrt.ErrInvalid)
+	if err := d.CheckRank(id, idBytes, rank, size); err != nil {
+		return nil, err
 	}
-	c := &communicator{d: d, rank: rank, size: size}
+	var raw C.sl_comm
 	e := newErr()
-	if C.sl_nccl_init(d.ctx, (*C.uchar)(&id[0]), C.int(rank), C.int(size), &c.raw, &e) != 0 {
+	if C.sl_nccl_init(d.ctx, (*C.uchar)(&id[0]), C.int(rank), C.int(size), &raw, &e) != 0 {
 		return nil, d.failed("", &e)
 	}
-	c.ref = d.Refs.Add(c)
-	d.Add(base.Communicators)
-	return c, nil
+	return base.NewRank(&d.Core, raw, rank, size, d.leave), nil
 }
 
-func (c *communicator) Rank() int         { return c.rank }
-func (c *communicator) Size() int         { return c.size }
-func (c *communicator) Ref() ascendrt.Ref { return c.ref }
-
-// Close leaves the group. On a lost device the group is aborted instead, which
+// leave leaves a group. On a lost device the group is aborted instead, which
 // waits for nobody.
-func (c *communicator) Close() error {
-	d := c.d
-	if d.Closed() || !d.Refs.Remove(c.ref) {
-		return nil
-	}
-	d.Give(base.Communicators)
+func (d *device) leave(raw C.sl_comm, lost bool) error {
 	var abort C.int
-	if d.LostError() != nil {
+	if lost {
 		abort = 1
 	}
 	e := newErr()
-	if C.sl_nccl_free(d.ctx, c.raw, abort, &e) != 0 {
+	if C.sl_nccl_free(d.ctx, raw, abort, &e) != 0 {
 		return d.failed("", &e)
 	}
 	return nil
@@ -262,12 +246,12 @@ func (t *translator) collective(r ascendrt.Record) error {
 	case ascendrt.KindGatherAll:
 		kind, last = recGatherAll, 0
 	case ascendrt.KindAllToAll:
-		kind, last = recAllToAll, uint64(c.size)
+		kind, last = recAllToAll, uint64(c.Size())
 	}
-	if err := t.Exchange(r, c.size); err != nil {
+	if err := t.Exchange(r, c.Size()); err != nil {
 		return err
 	}
-	t.Record(kind, 1, word(unsafe.Pointer(c.raw)), r.A[1], r.A[2], uint64(n), number, last)
+	t.Record(kind, 1, word(unsafe.Pointer(c.Raw)), r.A[1], r.A[2], uint64(n), number, last)
 	t.Words = append(t.Words, uint64(typ.Size()))
 	return nil
 }

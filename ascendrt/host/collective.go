@@ -97,6 +97,9 @@ func (d *device) NewCommunicator(id []byte, rank, size int) (ascendrt.Communicat
 	if err := d.Alive(); err != nil {
 		return nil, err
 	}
+	if err := d.CheckRank(id, idBytes, rank, size); err != nil {
+		return nil, err
+	}
 	c, err := d.join(id, rank, size)
 	if err != nil {
 		return nil, invalid("communicator", err.Error(), ascendrt.ErrInvalid)
@@ -128,9 +131,6 @@ func (d *device) NewCommunicator(id []byte, rank, size int) (ascendrt.Communicat
 }
 
 func (d *device) join(id []byte, rank, size int) (*communicator, error) {
-	if len(id) != idBytes || size < 1 || rank < 0 || rank >= size {
-		return nil, fmt.Errorf("an id of %d bytes, rank %d of %d", len(id), rank, size)
-	}
 	groups.Lock()
 	defer groups.Unlock()
 	g := groups.byID[string(id)]

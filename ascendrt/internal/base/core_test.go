@@ -3,6 +3,7 @@ package base
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"testing"
 	"time"
@@ -388,4 +389,35 @@ func TestGraphClosesOnce(t *testing.T) {
 	var live ascendrt.Live
 	c.FillLive(&live)
 	require.Zero(t, live)
+}
+
+func TestRank(t *testing.T) {
+	c := newCore(ascendrt.OpenOptions{})
+	require.NoError(t, c.CheckRank(make([]byte, 4), 4, 1, 2))
+	for _, bad := range [][3]int{{3, 0, 1}, {4, -1, 1}, {4, 1, 1}, {4, 0, 0}} {
+		require.ErrorIs(t, c.CheckRank(make([]byte, bad[0]), 4, bad[1], bad[2]), ascendrt.ErrInvalid)
+	}
+	var left []string
+	leave := func(raw string, lost bool) error {
+		left = append(left, fmt.Sprint(raw, lost))
+		return nil
+	}
+	var all []ascendrt.Communicator
+	for i := range 3 {
+		all = append(all, NewRank(c, string(rune('a'+i)), i, 3, leave))
+	}
+	x, err := Handle[*Rank[string]](c, uint64(all[1].Ref()), "communicator")
+	require.NoError(t, err)
+	require.Equal(t, "b", x.Raw)
+	require.Equal(t, []int{1, 3}, []int{x.Rank(), x.Size()})
+	require.NoError(t, all[0].Close())
+	require.NoError(t, all[0].Close())
+	c.Fail(c.Invalid("device", "fault", ascendrt.ErrDeviceLost))
+	require.NoError(t, all[1].Close())
+	var l ascendrt.Live
+	c.FillLive(&l)
+	require.Equal(t, 1, l.Communicators)
+	c.Shut()
+	require.NoError(t, all[2].Close(), "its device's Close has it")
+	require.Equal(t, []string{"afalse", "btrue"}, left)
 }
