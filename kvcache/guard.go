@@ -94,7 +94,7 @@ func (c *Cache) moveLeases(i, parent int32) {
 // guard returns the lease or the await that protects a copy best, 0 when there
 // is none. Surplus copies have none.
 func (c *Cache) guard(id BlockID, b *block) int32 {
-	if b.next != id && c.groups[b.group].spec.Kind != SlidingWindow {
+	if c.due[isLease].Len()+c.due[isAwait].Len() == 0 || b.next != id && c.groups[b.group].spec.Kind != SlidingWindow {
 		return 0
 	}
 	return c.guardOf(id, b)
