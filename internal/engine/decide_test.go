@@ -284,3 +284,29 @@ func TestBusyWhileStepsRun(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 }
+
+// An end of a session that comes after its last turn leaves nothing that is kept
+// for it, and nothing of a session that is still expected is lost; said again, or of
+// nobody, it does nothing.
+func TestEndSessionAfterItsLastTurn(t *testing.T) {
+	a := startDecoder(t, sched(aGuarded), slog.LevelInfo, nil)
+	for i, name := range []string{"a", "b"} {
+		a.end(a.submit(name, ids(i*100+1, 64), func(r *Request) { r.Session = name }))
+	}
+	kept := func() (awaits, leases int) {
+		require.NoError(t, a.e.ranks[0].call(t.Context(), func() {
+			st := a.e.ranks[0].cache.Stats()
+			awaits, leases = st.Awaits, st.Leases
+		}))
+		return awaits, leases
+	}
+	awaits, leases := kept()
+	require.Equal(t, 2, awaits)
+	require.Equal(t, 2, leases)
+	for _, name := range []string{"a", "a", "nobody"} {
+		a.e.EndSession(name)
+		awaits, leases = kept()
+		require.Equal(t, 1, awaits)
+		require.Equal(t, 1, leases)
+	}
+}
