@@ -38,8 +38,8 @@ func TestConformanceInOtherWays(t *testing.T) {
 		env, cases string
 		count      int
 	}{
-		{"UCX_TLS=tcp,self", "read|write|many|revoke|cancel|peer", 6},
-		{"SLUICE_UCX_GETS=1", "read|write|many|memory|segments|grants|notify", 7},
+		{"UCX_TLS=tcp,self", "read|write|many|blocks|revoke|cancel|peer", 9},
+		{"SLUICE_UCX_GETS=1", "read|write|many|blocks|memory|segments|grants|notify", 8},
 	} {
 		c := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestConformance$/^("+way.cases+")", "-test.v")
 		c.Env = append(os.Environ(), way.env)
