@@ -11,17 +11,11 @@ import (
 	"sync"
 
 	"github.com/sluice-serving/sluice/ascendrt"
-	"github.com/sluice-serving/sluice/ascendrt/internal/arena"
 	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 	"github.com/sluice-serving/sluice/ascendrt/internal/memory"
 )
 
-const (
-	align       = 512
-	tailPad     = 32 // bytes behind a block that operators may touch
-	deviceChunk = 64 << 20
-	pinnedChunk = 8 << 20
-)
+const tailPad = 32 // bytes behind a block that operators may touch
 
 type device struct {
 	base.Core
@@ -31,9 +25,7 @@ type device struct {
 	emulated bool
 	streams  base.StreamSet[*stream]
 
-	device arena.Arena
-	shared arena.Arena // memory that another process may map
-	pinned arena.Arena
+	arenas memory.Arenas
 
 	masking sync.Mutex
 	mask    uint64 // of attention; 0 until first used
@@ -79,11 +71,10 @@ func (Backend) Open(ordinal int, o ascendrt.OpenOptions) (ascendrt.Device, error
 	if d.ctx, err = openContext(ordinal); err != nil {
 		return nil, err
 	}
-	d.device = arena.Arena{Chunk: deviceChunk, Align: align, Grow: d.driverAlloc, Shrink: d.driverFree}
-	d.shared = arena.Arena{Chunk: 1, Align: align, Grow: d.sharedAlloc, Shrink: d.driverFree}
-	d.pinned = arena.Arena{Chunk: pinnedChunk, Align: align, Grow: d.hostAlloc, Shrink: d.hostFree}
+	d.arenas.Init(tailPad, memory.Source{Grow: d.driverAlloc, Shrink: d.driverFree}, memory.Source{Grow: d.hostAlloc, Shrink: d.hostFree},
+		memory.Source{Grow: d.sharedAlloc, Shrink: d.driverFree})
 	if o.ArenaBytes > 0 {
-		if err := d.device.Reserve(int(o.ArenaBytes)); err != nil {
+		if err := d.arenas.Device.Reserve(int(o.ArenaBytes)); err != nil {
 			return nil, errors.Join(err, d.Close(context.Background()))
 		}
 	}
@@ -94,7 +85,7 @@ func (d *device) Info() ascendrt.Info { return d.info }
 
 func (d *device) Caps() ascendrt.Caps {
 	c := ascendrt.Caps{
-		Backend: name, Align: align, TailPad: tailPad, Graphs: has("aclmdlRICaptureBegin"), HostLengths: true, SyncTimeout: true,
+		Backend: name, Align: memory.Align, TailPad: tailPad, Graphs: has("aclmdlRICaptureBegin"), HostLengths: true, SyncTimeout: true,
 		RawKernels: has("aclrtLaunchKernelWithHostArgs") && has("aclrtBinaryLoadFromData"), BatchCopy: has("aclrtMemcpyBatchAsync"),
 		IPCMemory: has("aclrtIpcMemGetExportKey"), PeerCopy: has("aclrtDeviceEnablePeerAccess"), Collectives: use(libHCCL).ok,
 		DeterministicReduce: d.emulated,
@@ -106,15 +97,12 @@ func (d *device) Caps() ascendrt.Caps {
 }
 
 func (d *device) Limits() ascendrt.Limits {
-	l := ascendrt.Limits{Streams: -1, StreamsFree: -1, Events: -1, EventsFree: -1, GraphNodes: -1}
-	if free, _, err := d.MemInfo(); err == nil {
-		l.LargestAlloc = free
-	}
+	streams, events := -1, -1
 	if d.Alive() == nil {
-		l.StreamsFree, l.EventsFree = d.driverLimits()
+		streams, events = d.driverLimits()
 	}
-	d.Core.FillLimits(&l)
-	return l
+	free, _, _ := d.MemInfo() // an error: nothing is free
+	return d.Core.Limits(free, streams, events)
 }
 
 func (d *device) Health() error {
@@ -154,9 +142,7 @@ func (d *device) giveBack(streams []*stream) error {
 		d.driverFree(d.mask)
 	}
 	d.masking.Unlock()
-	d.pinned.Close()
-	d.shared.Close()
-	d.device.Close()
+	d.arenas.Close()
 	return d.releaseContext()
 }
 

@@ -61,9 +61,9 @@ type usedList struct {
 }
 
 func (l usedList) giveBack(d *device) {
-	d.pinned.Put(l.host)
+	d.arenas.Pinned.Put(l.host)
 	if l.device.Len > 0 {
-		d.device.Put(l.device)
+		d.arenas.Device.Put(l.device)
 	}
 }
 
@@ -119,12 +119,12 @@ func (l *copyLists) take(d *device, n int) (usedList, error) {
 	n = 1 << mathbits.Len(uint(max(n, listMemory)-1))
 	var u usedList
 	var err error
-	if u.host, err = d.pinned.Get(n); err != nil {
+	if u.host, err = d.arenas.Pinned.Get(n); err != nil {
 		return u, err
 	}
 	if !l.pinned {
-		if u.device, err = d.device.Get(n); err != nil {
-			d.pinned.Put(u.host)
+		if u.device, err = d.arenas.Device.Get(n); err != nil {
+			d.arenas.Pinned.Put(u.host)
 			return u, err
 		}
 	}

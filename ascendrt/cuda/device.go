@@ -13,15 +13,8 @@ import (
 	"time"
 
 	"github.com/sluice-serving/sluice/ascendrt"
-	"github.com/sluice-serving/sluice/ascendrt/internal/arena"
 	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 	"github.com/sluice-serving/sluice/ascendrt/internal/memory"
-)
-
-const (
-	align       = 512
-	deviceChunk = 64 << 20
-	pinnedChunk = 8 << 20
 )
 
 type device struct {
@@ -35,9 +28,7 @@ type device struct {
 	high    int
 	streams base.StreamSet[*stream]
 
-	device arena.Arena
-	pinned arena.Arena
-	shared arena.Arena // memory that another process may map: alone in what it is given
+	arenas memory.Arenas
 	poolMu sync.Mutex
 	pool   *stream // owns pool memory's order; nil until first used
 
@@ -101,11 +92,10 @@ func (Backend) Open(ordinal int, o ascendrt.OpenOptions) (ascendrt.Device, error
 	if d.ctx, d.low, d.high, err = openContext(ordinal); err != nil {
 		return nil, err
 	}
-	d.device = arena.Arena{Chunk: deviceChunk, Align: align, Grow: d.driverAlloc, Shrink: d.driverFree}
-	d.pinned = arena.Arena{Chunk: pinnedChunk, Align: align, Grow: d.hostAlloc, Shrink: d.hostFree}
-	d.shared = arena.Arena{Chunk: 1, Align: align, Grow: d.sharedAlloc, Shrink: d.driverFree}
+	d.arenas.Init(0, memory.Source{Grow: d.driverAlloc, Shrink: d.driverFree}, memory.Source{Grow: d.hostAlloc, Shrink: d.hostFree},
+		memory.Source{Grow: d.sharedAlloc, Shrink: d.driverFree})
 	if o.ArenaBytes > 0 {
-		err = d.device.Reserve(int(o.ArenaBytes))
+		err = d.arenas.Device.Reserve(int(o.ArenaBytes))
 	}
 	if err == nil {
 		err = d.signalTrial()
@@ -148,7 +138,7 @@ func (d *device) Caps() ascendrt.Caps {
 		return true
 	}
 	c := ascendrt.Caps{
-		Backend: name, Align: align, Graphs: true, DeviceSignal: true, RawKernels: use(libNVRTC).ok,
+		Backend: name, Align: memory.Align, Graphs: true, DeviceSignal: true, RawKernels: use(libNVRTC).ok,
 		BatchCopy: has("cuMemcpyBatchAsync"), ListCopy: use(libNVRTC).ok, BlockCopy: true, IPCMemory: has("cuIpcGetMemHandle"), IPCEvents: has("cuIpcGetEventHandle"),
 		PeerCopy: has("cuCtxEnablePeerAccess"), Collectives: use(libNCCL).ok, DeterministicReduce: true,
 	}
@@ -159,12 +149,8 @@ func (d *device) Caps() ascendrt.Caps {
 }
 
 func (d *device) Limits() ascendrt.Limits {
-	l := ascendrt.Limits{Streams: -1, StreamsFree: -1, Events: -1, EventsFree: -1, GraphNodes: -1}
-	if free, _, err := d.MemInfo(); err == nil {
-		l.LargestAlloc = free
-	}
-	d.Core.FillLimits(&l)
-	return l
+	free, _, _ := d.MemInfo() // an error: nothing is free
+	return d.Core.Limits(free, -1, -1)
 }
 
 func (d *device) Health() error {
@@ -205,8 +191,6 @@ func (d *device) giveBack(streams []*stream) error {
 		d.endWords(p.words)
 	}
 	d.EndImports()
-	d.pinned.Close()
-	d.shared.Close()
-	d.device.Close()
+	d.arenas.Close()
 	return d.releaseContext()
 }

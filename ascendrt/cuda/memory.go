@@ -17,7 +17,8 @@ const (
 // memory is what the table of allocations asks of the driver.
 func (d *device) memory() memory.Driver {
 	return memory.Driver{
-		Place: d.place, Release: d.release, Info: d.driverMemInfo, Peer: d.peer,
+		Place: d.place, Release: d.release, Info: d.driverMemInfo,
+		Ordinal: d.desc.info.Ordinal, CanPeer: d.canPeer, EnablePeer: func(of ascendrt.Device) error { return d.enablePeer(of.(*device).ctx) },
 		Share: memory.Sharing{
 			Magic: shareMagic, KeyBytes: shareKey, From: memory.FromShared, Import: d.ipcImport,
 			Export: func(a *memory.Alloc) ([]byte, error) { return d.ipcExport(a.Piece.Base) },
@@ -27,24 +28,15 @@ func (d *device) memory() memory.Driver {
 }
 
 // place takes the memory itself.
-func (d *device) place(a *memory.Alloc, p ascendrt.Placement) (err error) {
-	switch {
-	case a.Host:
-		a.Piece, err = d.pinned.Get(a.Len)
-	case p == ascendrt.PlacePool:
-		a.From = memory.FromPool
-		var s *stream
-		if s, err = d.poolStream(); err == nil {
-			a.Addr, err = d.poolAlloc(max(a.Len, 1), s.raw)
-		}
-		return err
-	case p == ascendrt.PlaceShareable:
-		a.From = memory.FromShared
-		a.Piece, err = d.shared.Get(a.Len)
-	default:
-		a.Piece, err = d.device.Get(a.Len)
+func (d *device) place(a *memory.Alloc, p ascendrt.Placement) error {
+	if a.Host || p != ascendrt.PlacePool {
+		return d.arenas.Place(a, p)
 	}
-	a.Addr = a.Piece.Addr
+	a.From = memory.FromPool
+	s, err := d.poolStream()
+	if err == nil {
+		a.Addr, err = d.poolAlloc(max(a.Len, 1), s.raw)
+	}
 	return err
 }
 
@@ -82,27 +74,9 @@ func (d *device) poolStream() (*stream, error) {
 }
 
 func (d *device) release(a *memory.Alloc) {
-	switch {
-	case a.Host:
-		d.pinned.Put(a.Piece)
-	case a.From == memory.FromPool:
+	if a.From == memory.FromPool {
 		d.poolFree(a.Addr, d.pool.raw)
-	case a.From == memory.FromShared:
-		d.shared.Put(a.Piece)
-	default:
-		d.device.Put(a.Piece)
+		return
 	}
-}
-
-// peer gives nil for a device of another backend.
-func (d *device) peer(of ascendrt.Device) *memory.Peer {
-	p, ok := of.(*device)
-	if !ok {
-		return nil
-	}
-	return &memory.Peer{
-		Table: &p.Table, Same: p.info.Ordinal == d.info.Ordinal,
-		Can:    func() (bool, error) { return d.canPeer(p.info.Ordinal) },
-		Enable: func() error { return d.enablePeer(p.ctx) },
-	}
+	d.arenas.Release(a)
 }

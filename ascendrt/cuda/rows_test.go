@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/internal/base"
+	"github.com/sluice-serving/sluice/ascendrt/internal/memory"
 )
 
 // rowBench has random bytes in regions of a device, and a tier in which a slot has a
@@ -237,7 +238,7 @@ func TestAllocRow(t *testing.T) {
 		for i, b := range row {
 			require.Equal(t, size, b.Len())
 			require.Equal(t, row[0].Addr()+ascendrt.Addr(i*3072), b.Addr())
-			require.Zero(t, int(b.Addr())%align)
+			require.Zero(t, int(b.Addr())%memory.Align)
 		}
 		live := dev.Live()
 		require.Equal(t, before.Buffers+n, live.Buffers)

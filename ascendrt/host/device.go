@@ -58,9 +58,7 @@ func (d *device) Caps() ascendrt.Caps {
 }
 
 func (d *device) Limits() ascendrt.Limits {
-	l := ascendrt.Limits{Streams: -1, StreamsFree: -1, Events: -1, EventsFree: -1, GraphNodes: -1, LargestAlloc: min(addrMask, d.info.TotalMemory)}
-	d.FillLimits(&l)
-	return l
+	return d.Core.Limits(min(addrMask, d.info.TotalMemory), -1, -1)
 }
 
 func (d *device) Live() ascendrt.Live {

@@ -260,8 +260,10 @@ func (c *Core) FillLive(l *ascendrt.Live) {
 	l.Leaked = c.Leaks.Count()
 }
 
-// FillLimits sets what the options limit.
-func (c *Core) FillLimits(l *ascendrt.Limits) {
+// Limits are those of the runtime, with as many streams and events left (-1: it
+// does not say), and of the options.
+func (c *Core) Limits(largestAlloc uint64, streams, events int) ascendrt.Limits {
+	l := ascendrt.Limits{Streams: -1, StreamsFree: streams, Events: -1, EventsFree: events, GraphNodes: -1, LargestAlloc: largestAlloc}
 	c.count.Lock()
 	defer c.count.Unlock()
 	if n := c.limit(Streams); n > 0 {
@@ -270,6 +272,7 @@ func (c *Core) FillLimits(l *ascendrt.Limits) {
 	if n := c.limit(Events); n > 0 {
 		l.Events, l.EventsFree = n, n-c.live[Events]
 	}
+	return l
 }
 
 // Wrap makes err, of a check before any crossing, an error of the call; one

@@ -45,9 +45,7 @@ func TestLimits(t *testing.T) {
 	require.ErrorContains(t, err, "2 exist")
 	require.NoError(t, c.Take(Events), "no limit was asked for")
 	c.Add(Ops)
-	var l ascendrt.Limits
-	c.FillLimits(&l)
-	require.Equal(t, ascendrt.Limits{Streams: 2}, l)
+	require.Equal(t, ascendrt.Limits{Streams: 2, Events: -1, EventsFree: 3, GraphNodes: -1, LargestAlloc: 7}, c.Limits(7, 5, 3), "the options' before the runtime's")
 	c.Give(Streams)
 	require.NoError(t, c.Take(Streams))
 	var live ascendrt.Live

@@ -13,8 +13,6 @@ type row struct {
 	left  atomic.Int32
 }
 
-const rowAlign = 512
-
 // NewRow takes device memory for n buffers of the same size that lie at equal distances,
 // one after the other; see ascendrt.RowAllocator.
 func (t *Table) NewRow(n, bytes int, p ascendrt.Placement) ([]ascendrt.Buffer, error) {
@@ -26,7 +24,7 @@ func (t *Table) NewRow(n, bytes int, p ascendrt.Placement) ([]ascendrt.Buffer, e
 	if n < 1 || bytes < 1 || bytes > absurd || n > absurd/bytes {
 		return nil, t.core.Invalid(fmt.Sprintf("alloc row(%d, %d)", n, bytes), "a number or size is below 1 or absurd", ascendrt.ErrInvalid)
 	}
-	stride := (bytes + rowAlign - 1) &^ (rowAlign - 1)
+	stride := (bytes + Align - 1) &^ (Align - 1)
 	whole, err := t.newAlloc(n*stride, false, p)
 	if err != nil {
 		return nil, err

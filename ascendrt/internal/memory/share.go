@@ -113,30 +113,30 @@ func (t *Table) EndImports() {
 	clear(t.imports)
 }
 
-// Peer is another device of the backend.
-type Peer struct {
-	Table  *Table
-	Same   bool // it is the same device
-	Can    func() (bool, error)
-	Enable func() error // lets kernels of this device reach the peer's memory
+// peer is the table of another device of the backend; nil: it is of another one.
+func (t *Table) peer(of ascendrt.Device) *Table {
+	p, ok := of.(interface{ table() *Table })
+	if !ok || p.table().core.Backend != t.core.Backend {
+		return nil
+	}
+	return p.table()
 }
+
+func (t *Table) table() *Table { return t }
 
 // PeerAccess tells how this device reaches the memory of another.
 func (t *Table) PeerAccess(of ascendrt.Device) (ascendrt.PeerKind, error) {
-	return t.reach(t.driver.Peer(of))
-}
-
-func (t *Table) reach(p *Peer) (ascendrt.PeerKind, error) {
 	if err := t.core.Alive(); err != nil {
 		return ascendrt.PeerNone, err
 	}
+	p := t.peer(of)
 	switch {
 	case p == nil:
 		return ascendrt.PeerNone, nil
-	case p.Same:
+	case p.driver.Ordinal == t.driver.Ordinal:
 		return ascendrt.PeerDirect, nil
 	}
-	can, err := p.Can()
+	can, err := t.driver.CanPeer(p.driver.Ordinal)
 	switch {
 	case err != nil:
 		return ascendrt.PeerNone, err
@@ -147,21 +147,20 @@ func (t *Table) reach(p *Peer) (ascendrt.PeerKind, error) {
 }
 
 // EnablePeer makes the memory of another device known here, once kernels reach it.
-func (t *Table) EnablePeer(of ascendrt.Device) error { return t.enable(t.driver.Peer(of)) }
-
-func (t *Table) enable(p *Peer) error {
-	k, err := t.reach(p)
+func (t *Table) EnablePeer(of ascendrt.Device) error {
+	k, err := t.PeerAccess(of)
 	if err != nil {
 		return err
 	}
 	if k != ascendrt.PeerDirect {
 		return t.core.Invalid("enable peer", "the devices do not reach each other's memory", ascendrt.ErrUnsupported)
 	}
-	if !p.Same {
-		if err := p.Enable(); err != nil {
+	p := t.peer(of)
+	if p.driver.Ordinal != t.driver.Ordinal {
+		if err := t.driver.EnablePeer(of); err != nil {
 			return err
 		}
 	}
-	t.addPeer(p.Table)
+	t.addPeer(p)
 	return nil
 }

@@ -24,8 +24,11 @@ type Driver struct {
 	Info func() (free, total uint64, err error)
 	// Share passes memory between processes.
 	Share Sharing
-	// Peer is another device as this one sees it; nil: it is of another backend.
-	Peer func(of ascendrt.Device) *Peer
+	// Ordinal is the device's number. CanPeer tells whether its kernels can reach
+	// the memory of another device, by that one's number, and EnablePeer lets them.
+	Ordinal    int
+	CanPeer    func(ordinal int) (bool, error)
+	EnablePeer func(of ascendrt.Device) error // of this backend
 }
 
 // Table holds the allocations of one device. A backend embeds it: its methods

@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"errors"
 	"slices"
 	"testing"
 
@@ -91,7 +92,12 @@ func TestFind(t *testing.T) {
 	y, _ := newTable(ascendrt.OpenOptions{})
 	_, err = y.Find(uint64(bufs[0].Addr()), 1)
 	require.Error(t, err)
-	require.NoError(t, y.enable(&Peer{Table: x, Can: func() (bool, error) { return true, nil }, Enable: func() error { return nil }}))
+	enabled := 0
+	y.driver.Ordinal = 1
+	y.driver.CanPeer = func(ordinal int) (bool, error) { return ordinal == 0, nil }
+	y.driver.EnablePeer = func(ascendrt.Device) error { enabled++; return nil }
+	require.NoError(t, y.EnablePeer(peer{t: x}))
+	require.Equal(t, 1, enabled)
 	_, err = y.Find(uint64(bufs[0].Addr()), 1)
 	require.NoError(t, err, "the memory of a peer")
 }
@@ -187,19 +193,89 @@ func TestBadHandles(t *testing.T) {
 	require.ErrorContains(t, err, "PlaceShareable")
 }
 
+// peer is a device that shows its table.
+type peer struct {
+	ascendrt.Device
+	t *Table
+}
+
+func (p peer) table() *Table { return p.t }
+
 func TestReach(t *testing.T) {
 	x, _ := newTable(ascendrt.OpenOptions{})
-	can := func(v bool) func() (bool, error) { return func() (bool, error) { return v, nil } }
-	for want, p := range map[ascendrt.PeerKind]*Peer{
-		ascendrt.PeerNone: nil, ascendrt.PeerCopyOnly: {Can: can(false)}, ascendrt.PeerDirect: {Same: true},
+	x.driver.CanPeer = func(ordinal int) (bool, error) { return ordinal == 1, nil }
+	of := func(ordinal int, backend string) ascendrt.Device {
+		y, f := newTable(ascendrt.OpenOptions{})
+		y.driver.Ordinal, f.core.Backend = ordinal, backend
+		return peer{t: y}
+	}
+	for _, c := range []struct {
+		of   ascendrt.Device
+		want ascendrt.PeerKind
+	}{
+		{struct{ ascendrt.Device }{}, ascendrt.PeerNone}, // of a backend without tables
+		{of(0, "another"), ascendrt.PeerNone},
+		{of(0, "test"), ascendrt.PeerDirect}, // the same device
+		{of(1, "test"), ascendrt.PeerDirect},
+		{of(2, "test"), ascendrt.PeerCopyOnly},
 	} {
-		k, err := x.reach(p)
+		k, err := x.PeerAccess(c.of)
 		require.NoError(t, err)
-		require.Equal(t, want, k)
-		if want != ascendrt.PeerDirect {
-			require.ErrorIs(t, x.enable(p), ascendrt.ErrUnsupported)
+		require.Equal(t, c.want, k)
+		if k != ascendrt.PeerDirect {
+			require.ErrorIs(t, x.EnablePeer(c.of), ascendrt.ErrUnsupported)
 		}
 	}
+	lost := errors.New("lost")
+	x.driver.EnablePeer = func(ascendrt.Device) error { return lost }
+	require.Equal(t, lost, x.EnablePeer(of(1, "test")))
+	require.NoError(t, x.EnablePeer(of(0, "test")), "its own memory needs no leave")
+}
+
+// What is placed lies where its placement says, with room behind blocks of the device.
+func TestArenas(t *testing.T) {
+	live := map[uint64]string{}
+	source := func(what string, from uint64) Source {
+		return Source{
+			Grow: func(n int) (uint64, error) {
+				for from++; from%Align != 0; from++ {
+				}
+				live[from] = what
+				return from, nil
+			},
+			Shrink: func(base uint64) { delete(live, base) },
+		}
+	}
+	var x Arenas
+	x.Init(32, source("device", 1<<32), source("pinned", 1<<33), source("shared", 1<<34))
+	for _, c := range []struct {
+		host   bool
+		place  ascendrt.Placement
+		what   string
+		from   Origin
+		rounds int
+	}{
+		{true, ascendrt.PlaceShareable, "pinned", FromArena, Align},
+		{false, ascendrt.PlaceShareable, "shared", FromShared, 2 * Align},
+		{false, ascendrt.PlaceDefault, "device", FromArena, 2 * Align},
+		{false, ascendrt.PlacePool, "device", FromArena, 2 * Align},
+	} {
+		a := &Alloc{Len: Align, Host: c.host}
+		require.NoError(t, x.Place(a, c.place))
+		require.Equal(t, c.what, live[a.Piece.Base])
+		require.Equal(t, c.from, a.From)
+		require.Equal(t, c.rounds, a.Piece.Len)
+		require.Equal(t, a.Piece.Addr, a.Addr)
+		again := a.Addr
+		x.Release(a)
+		b := &Alloc{Len: Align, Host: c.host}
+		require.NoError(t, x.Place(b, c.place))
+		if c.what != "shared" { // whose chunks hold one piece each
+			require.Equal(t, again, b.Addr, "given back to where it is from")
+		}
+	}
+	x.Close()
+	require.Empty(t, live)
 }
 
 func TestCheckOp(t *testing.T) {
