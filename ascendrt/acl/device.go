@@ -124,7 +124,7 @@ func (d *device) giveBack(streams []*stream) error {
 	d.Refs.Each(func(v any) {
 		switch h := v.(type) {
 		case *graphState:
-			h.end(d)
+			h.Free()
 		case *eventState:
 			d.eventFree(h.raw)
 		case *module:

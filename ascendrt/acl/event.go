@@ -68,12 +68,8 @@ func (d *device) NewEvent(k ascendrt.EventKind) (ascendrt.Event, error) {
 	default:
 		return nil, invalid("event", "unknown kind "+strconv.Itoa(int(k)), ascendrt.ErrInvalid)
 	}
-	if err := d.Take(base.Events); err != nil {
-		return nil, err
-	}
-	raw, err := d.eventNew(flags)
+	raw, err := base.Make(&d.Core, base.Events, func() (eventPtr, error) { return d.eventNew(flags) })
 	if err != nil {
-		d.Give(base.Events)
 		return nil, err
 	}
 	return base.NewEvent(&d.Core, &eventState{d: d, kind: k, raw: raw}, d.elapsed), nil

@@ -5,24 +5,20 @@ package acl
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strconv"
 	"sync"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/internal/base"
-	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
 	"github.com/sluice-serving/sluice/ascendrt/internal/memory"
 )
 
 type graphState struct {
-	raw     graphPtr
-	ref     ascendrt.Ref
-	count   int
-	streams int
-	tail    eventPtr  // recorded behind each launch
-	update  streamPtr // where task groups are issued again; nil without targets
+	d      *device
+	raw    graphPtr
+	tail   eventPtr  // recorded behind each launch
+	update streamPtr // where task groups are issued again; nil without targets
 
 	order sync.Mutex // held while a launch reaches the runtime
 
@@ -48,14 +44,6 @@ type target struct {
 	record []uint64        // what a launch issues again
 	allocs []*memory.Alloc // pinned by updates
 }
-
-type graph struct {
-	d       *device
-	state   *graphState
-	cleanup runtime.Cleanup
-}
-
-var _ ascendrt.Graph = (*graph)(nil)
 
 // launch translates a launch: it runs behind the launch before it, wherever
 // that was, and its updatable commands are issued again behind that one too.
@@ -118,23 +106,22 @@ func (d *device) Capture(st ascendrt.Stream, c *ascendrt.Commands, o ascendrt.Ca
 	if err := checkUpdatable(c, o.Updatable); err != nil {
 		return nil, err
 	}
-	if err := d.Take(base.Graphs); err != nil {
-		return nil, err
-	}
-	g := &graphState{byRef: map[ascendrt.OpRef]*target{}}
-	if err := d.captureInto(g, s, c, o); err != nil {
-		d.Give(base.Graphs)
-		g.end(d)
+	g, err := base.Make(&d.Core, base.Graphs, func() (*graphState, error) {
+		g := &graphState{d: d, byRef: map[ascendrt.OpRef]*target{}}
+		err := d.captureInto(g, s, c, o)
+		if err != nil {
+			g.Free()
+		}
+		return g, err
+	})
+	if err != nil {
 		return nil, err
 	}
 	memory.Hold(g.allocs)
 	for _, e := range g.events {
 		e.hold()
 	}
-	h := &graph{d: d, state: g}
-	g.ref = d.Refs.Add(g)
-	h.cleanup = runtime.AddCleanup(h, d.Leaks.Report, handles.Dropped{What: "graph"})
-	return h, nil
+	return base.NewGraph(&d.Core, g), nil
 }
 
 // checkUpdatable looks whether the named commands are operations or launches.
@@ -182,9 +169,9 @@ func (d *device) captureInto(g *graphState, s *stream, c *ascendrt.Commands, o a
 	if _, err := t.translate(c); err != nil {
 		return err
 	}
-	g.count, g.streams = t.nodes, len(t.streams.All)
+	g.Graph.Info = ascendrt.GraphInfo{Nodes: t.nodes, Streams: len(t.streams.All)}
 	if g.update != nil {
-		g.streams++
+		g.Graph.Info.Streams++
 	}
 	g.allocs, g.waits, g.records = t.Allocs, t.waits, t.records
 	named := t.events
@@ -196,11 +183,7 @@ func (d *device) captureInto(g *graphState, s *stream, c *ascendrt.Commands, o a
 	defer captures.Unlock()
 	groups := make([]groupPtr, len(g.targets))
 	if g.raw, err = d.captureGraph(s.raw, t.Words, groups); err != nil {
-		var e *ascendrt.Error
-		if errors.As(err, &e) && e.Class == ascendrt.ErrInvalid {
-			e.Class = ascendrt.ErrCapture // the shape runs eagerly from now on
-		}
-		return err
+		return base.Uncaptured(err)
 	}
 	for i, x := range g.targets {
 		x.group = groups[i]
@@ -209,8 +192,9 @@ func (d *device) captureInto(g *graphState, s *stream, c *ascendrt.Commands, o a
 	return nil
 }
 
-// end gives everything of an idle graph back.
-func (g *graphState) end(d *device) {
+// Free gives everything of an idle graph back.
+func (g *graphState) Free() {
+	d := g.d
 	if d.LostError() != nil {
 		return
 	}
@@ -234,56 +218,33 @@ func (g *graphState) end(d *device) {
 	g.raw, g.tail, g.update, g.targets, g.events = nil, nil, nil, nil, nil
 }
 
-func (g *graph) Ref() ascendrt.Ref { return g.state.ref }
-
-func (g *graph) Info() ascendrt.GraphInfo {
-	return ascendrt.GraphInfo{Nodes: g.state.count, Streams: g.state.streams}
-}
-
 // Update translates each changed command again, for the launches that follow.
 // It asks the first phase of each operator, so that a launch is not the first
 // to find out what is wrong.
-func (g *graph) Update(u []ascendrt.Slot) error {
-	d, s := g.d, g.state
-	if err := d.Enter(); err != nil {
+func (g *graphState) Update(u []ascendrt.Slot) error {
+	d := g.d
+	refs, next, err := base.Changed(&d.Core, u, func(ref ascendrt.OpRef) (*target, bool) {
+		old := g.byRef[ref]
+		if old == nil {
+			return nil, false
+		}
+		x := *old
+		x.args, x.slots, x.record = slices.Clone(x.args), slices.Clone(x.slots), slices.Clone(x.record)
+		return &x, true
+	}, (*target).set)
+	if err != nil {
 		return err
 	}
-	defer d.Leave()
-	s.Lock()
-	defer s.Unlock()
-	if !s.Open() {
-		return invalid("graph update", "the graph was closed before", ascendrt.ErrClosed)
-	}
-	next := map[*target]*target{}
-	var order []*target
-	var refs []ascendrt.OpRef
-	for _, v := range u {
-		old := s.byRef[v.Op]
-		if old == nil {
-			return invalid("graph update", "command "+strconv.Itoa(int(v.Op))+" was not captured as updatable", ascendrt.ErrGraphUpdate)
-		}
-		x := next[old]
-		if x == nil {
-			c := *old
-			c.args, c.slots, c.record = slices.Clone(c.args), slices.Clone(c.slots), slices.Clone(c.record)
-			x = &c
-			next[old] = x
-			order, refs = append(order, old), append(refs, v.Op)
-		}
-		if err := x.set(v); err != nil {
-			return invalid("graph update", fmt.Sprintf("command %d: %v", v.Op, err), ascendrt.ErrGraphUpdate)
-		}
-	}
-	for i, old := range order {
-		if err := next[old].again(d, old); err != nil {
+	for i, x := range next {
+		if err := x.again(d, g.byRef[refs[i]]); err != nil {
 			if lost := d.LostError(); lost != nil {
 				return lost
 			}
-			return invalid("graph update", fmt.Sprintf("command %d: %v", refs[i], err), ascendrt.ErrGraphUpdate)
+			return d.Unchanged(refs[i], err)
 		}
 	}
-	for _, old := range order {
-		x := next[old]
+	for i, x := range next {
+		old := g.byRef[refs[i]]
 		memory.Drop(old.allocs)
 		memory.Hold(x.allocs)
 		*old = *x
@@ -353,13 +314,10 @@ func sameCalls(a, b []uint64) bool {
 	return len(a) == len(b)
 }
 
-func (g *graph) Close() error {
-	d, s := g.d, g.state
-	s.Graph.Close(&d.Core, s.ref, &g.cleanup, func() {
-		memory.Drop(s.allocs)
-		for _, x := range s.targets {
-			memory.Drop(x.allocs)
-		}
-	}, func() { s.end(d) })
-	return nil
+// Drop lets go of memory.
+func (g *graphState) Drop() {
+	memory.Drop(g.allocs)
+	for _, x := range g.targets {
+		memory.Drop(x.allocs)
+	}
 }

@@ -41,12 +41,8 @@ func (d *device) NewStream(ascendrt.StreamOptions) (ascendrt.Stream, error) {
 		return nil, err
 	}
 	defer d.Leave()
-	if err := d.Take(base.Streams); err != nil {
-		return nil, err
-	}
-	raw, err := d.streamNew()
+	raw, err := base.Make(&d.Core, base.Streams, d.streamNew)
 	if err != nil {
-		d.Give(base.Streams)
 		return nil, err
 	}
 	s := &stream{d: d, raw: raw}

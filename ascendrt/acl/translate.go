@@ -330,7 +330,7 @@ func (t *translator) raw(r ascendrt.Record) error {
 // two streams reach the runtime in one order.
 func (t *translator) lockGraphs() {
 	if len(t.graphs) > 1 {
-		slices.SortFunc(t.graphs, func(a, b *graphState) int { return cmp.Compare(a.ref, b.ref) })
+		slices.SortFunc(t.graphs, func(a, b *graphState) int { return cmp.Compare(a.Ref(), b.Ref()) })
 		t.graphs = slices.Compact(t.graphs)
 	}
 	for _, g := range t.graphs {

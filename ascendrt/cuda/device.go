@@ -174,7 +174,7 @@ func (d *device) giveBack(streams []*stream) error {
 		case *eventState:
 			d.eventFree(h.raw)
 		case *graphState:
-			d.graphFree(h.graph, h.exec)
+			h.Free()
 		case modulePtr:
 			d.moduleFree(h)
 		}

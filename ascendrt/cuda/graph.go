@@ -4,22 +4,18 @@ package cuda
 
 import (
 	"errors"
-	"fmt"
-	"runtime"
 	"slices"
 	"strconv"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/internal/base"
-	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
 	"github.com/sluice-serving/sluice/ascendrt/internal/memory"
 )
 
 type graphState struct {
-	graph   graphPtr
-	exec    execPtr
-	count   int
-	streams int
+	d     *device
+	graph graphPtr
+	exec  execPtr
 
 	base.Graph // guards what follows
 	targets    map[ascendrt.OpRef]*target
@@ -36,15 +32,6 @@ type target struct {
 	allocs []*memory.Alloc // pinned by updates
 }
 
-type graph struct {
-	d       *device
-	state   *graphState
-	ref     ascendrt.Ref
-	cleanup runtime.Cleanup
-}
-
-var _ ascendrt.Graph = (*graph)(nil)
-
 func (d *device) Capture(st ascendrt.Stream, c *ascendrt.Commands, o ascendrt.CaptureOptions) (ascendrt.Graph, error) {
 	if err := d.Enter(); err != nil {
 		return nil, err
@@ -60,22 +47,15 @@ func (d *device) Capture(st ascendrt.Stream, c *ascendrt.Commands, o ascendrt.Ca
 	if _, err := t.translate(c); err != nil {
 		return nil, err
 	}
-	g := &graphState{streams: len(t.streams.All), targets: map[ascendrt.OpRef]*target{}, allocs: t.Allocs}
+	g := &graphState{d: d, targets: map[ascendrt.OpRef]*target{}, allocs: t.Allocs}
 	if err := g.findTargets(d, c, o.Updatable); err != nil {
 		return nil, err
 	}
-	if err := d.Take(base.Graphs); err != nil {
-		return nil, err
-	}
-	if err := d.captureInto(g, s, t, o); err != nil {
-		d.Give(base.Graphs)
+	if g, err = base.Make(&d.Core, base.Graphs, func() (*graphState, error) { return g, d.captureInto(g, s, t, o) }); err != nil {
 		return nil, err
 	}
 	memory.Hold(g.allocs)
-	h := &graph{d: d, state: g}
-	h.ref = d.Refs.Add(g)
-	h.cleanup = runtime.AddCleanup(h, d.Leaks.Report, handles.Dropped{What: "graph"})
-	return h, nil
+	return base.NewGraph(&d.Core, g), nil
 }
 
 // findTargets keeps what an update needs to translate a command again.
@@ -114,12 +94,9 @@ func (d *device) captureInto(g *graphState, s *stream, t *translator, o ascendrt
 	}
 	defer t.streams.Unlock()
 	nodes := make([]nodePtr, len(o.Updatable))
-	if g.graph, g.exec, g.count, err = d.captureGraph(s.raw, t.Words, o.Upload == ascendrt.UploadNow, nodes); err != nil {
-		var e *ascendrt.Error
-		if errors.As(err, &e) && e.Class == ascendrt.ErrInvalid {
-			e.Class = ascendrt.ErrCapture // the shape runs eagerly from now on
-		}
-		return err
+	g.Info.Streams = len(t.streams.All)
+	if g.graph, g.exec, g.Info.Nodes, err = d.captureGraph(s.raw, t.Words, o.Upload == ascendrt.UploadNow, nodes); err != nil {
+		return base.Uncaptured(err)
 	}
 	for i, ref := range o.Updatable {
 		if at := t.nodes[i]; at > 0 {
@@ -132,60 +109,37 @@ func (d *device) captureInto(g *graphState, s *stream, t *translator, o ascendrt
 	return nil
 }
 
-func (g *graph) Ref() ascendrt.Ref { return g.ref }
-
-func (g *graph) Info() ascendrt.GraphInfo {
-	return ascendrt.GraphInfo{Nodes: g.state.count, Streams: g.state.streams}
-}
-
 // Update translates each changed command again and sets the parameters of its
 // node. The driver applies them to later launches only.
-func (g *graph) Update(u []ascendrt.Slot) error {
-	d, s := g.d, g.state
-	if err := d.Enter(); err != nil {
+func (g *graphState) Update(u []ascendrt.Slot) error {
+	d := g.d
+	refs, next, err := base.Changed(&d.Core, u, func(ref ascendrt.OpRef) (*target, bool) {
+		old := g.targets[ref]
+		if old == nil {
+			return nil, false
+		}
+		x := *old
+		x.args, x.record = slices.Clone(x.args), slices.Clone(x.record)
+		return &x, true
+	}, (*target).set)
+	if err != nil {
 		return err
 	}
-	defer d.Leave()
-	s.Lock()
-	defer s.Unlock()
-	if !s.Open() {
-		return invalid("graph update", "the graph was closed before", ascendrt.ErrClosed)
-	}
-	next := map[ascendrt.OpRef]*target{}
-	var order []ascendrt.OpRef
-	for _, v := range u {
-		x := next[v.Op]
-		if x == nil {
-			old := s.targets[v.Op]
-			if old == nil {
-				return invalid("graph update", "command "+strconv.Itoa(int(v.Op))+" was not captured as updatable", ascendrt.ErrGraphUpdate)
-			}
-			c := *old
-			c.args, c.record = slices.Clone(c.args), slices.Clone(c.record)
-			x = &c
-			next[v.Op] = x
-			order = append(order, v.Op)
-		}
-		if err := x.set(v); err != nil {
-			return invalid("graph update", fmt.Sprintf("command %d: %v", v.Op, err), ascendrt.ErrGraphUpdate)
+	for i, x := range next {
+		if err := x.again(d); err != nil {
+			return d.Unchanged(refs[i], err)
 		}
 	}
-	for _, ref := range order {
-		if err := next[ref].again(d); err != nil {
-			return invalid("graph update", fmt.Sprintf("command %d: %v", ref, err), ascendrt.ErrGraphUpdate)
-		}
-	}
-	for _, ref := range order {
-		x := next[ref]
+	for i, x := range next {
 		if x.node == nil {
 			continue
 		}
-		if err := d.updateNode(s.exec, x.node, x.record); err != nil {
+		if err := d.updateNode(g.exec, x.node, x.record); err != nil {
 			return err
 		}
-		memory.Drop(s.targets[ref].allocs)
+		memory.Drop(g.targets[refs[i]].allocs)
 		memory.Hold(x.allocs)
-		s.targets[ref] = x
+		g.targets[refs[i]] = x
 	}
 	return nil
 }
@@ -215,13 +169,13 @@ func (x *target) again(d *device) error {
 	return nil
 }
 
-func (g *graph) Close() error {
-	d, s := g.d, g.state
-	s.Graph.Close(&d.Core, g.ref, &g.cleanup, func() {
-		memory.Drop(s.allocs)
-		for _, x := range s.targets {
-			memory.Drop(x.allocs)
-		}
-	}, func() { d.graphFree(s.graph, s.exec) })
-	return nil
+// Drop lets go of memory.
+func (g *graphState) Drop() {
+	memory.Drop(g.allocs)
+	for _, x := range g.targets {
+		memory.Drop(x.allocs)
+	}
 }
+
+// Free gives the driver's objects back.
+func (g *graphState) Free() { g.d.graphFree(g.graph, g.exec) }

@@ -32,12 +32,8 @@ func (d *device) NewStream(o ascendrt.StreamOptions) (ascendrt.Stream, error) {
 		return nil, err
 	}
 	defer d.Leave()
-	if err := d.Take(base.Streams); err != nil {
-		return nil, err
-	}
-	s, err := d.newStream(o)
+	s, err := base.Make(&d.Core, base.Streams, func() (*stream, error) { return d.newStream(o) })
 	if err != nil {
-		d.Give(base.Streams)
 		return nil, err
 	}
 	s.counted = true

@@ -1,7 +1,6 @@
 package host
 
 import (
-	"fmt"
 	"runtime"
 	"slices"
 	"strconv"
@@ -146,30 +145,27 @@ func (g *graph) Update(u []ascendrt.Slot) error {
 	if s.closed {
 		return invalid("graph update", "the graph was closed before", ascendrt.ErrClosed)
 	}
+	refs, next, err := base.Changed(&g.d.Core, u, func(ref ascendrt.OpRef) (*node, bool) {
+		if !s.updatable[int(ref)] {
+			return nil, false
+		}
+		x := *s.nodes[s.byIndex[int(ref)]]
+		x.args, x.slots, x.allocs = slices.Clone(x.args), slices.Clone(x.slots), nil
+		return &x, true
+	}, (*node).set)
+	if err != nil {
+		return err
+	}
 	nodes := slices.Clone(s.nodes)
-	changed := map[int]bool{}
-	for _, v := range u {
-		if !s.updatable[int(v.Op)] {
-			return invalid("graph update", "command "+strconv.Itoa(int(v.Op))+" was not captured as updatable", ascendrt.ErrGraphUpdate)
+	var before []*node
+	for k, x := range next {
+		if err := g.d.bind(x); err != nil {
+			return g.d.Unchanged(refs[k], err)
 		}
-		i := s.byIndex[int(v.Op)]
-		if !changed[i] {
-			x := *nodes[i]
-			x.args, x.slots, x.allocs = slices.Clone(x.args), slices.Clone(x.slots), nil
-			nodes[i], changed[i] = &x, true
-		}
-		if err := nodes[i].set(v); err != nil {
-			return invalid("graph update", fmt.Sprintf("command %d: %v", v.Op, err), ascendrt.ErrGraphUpdate)
-		}
+		i := s.byIndex[x.index]
+		before, nodes[i] = append(before, nodes[i]), x
 	}
-	var before, after []*node
-	for i := range changed {
-		if err := g.d.bind(nodes[i]); err != nil {
-			return invalid("graph update", fmt.Sprintf("command %d: %v", nodes[i].index, err), ascendrt.ErrGraphUpdate)
-		}
-		before, after = append(before, s.nodes[i]), append(after, nodes[i])
-	}
-	if err := claim(after); err != nil {
+	if err := claim(next); err != nil {
 		return err
 	}
 	unclaim(before)

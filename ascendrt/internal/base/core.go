@@ -226,6 +226,17 @@ func (c *Core) Take(k Kind) error {
 	return nil
 }
 
+// Make makes a handle that is counted, unless it is at its limit or f fails.
+func Make[T any](c *Core, k Kind, f func() (T, error)) (v T, err error) {
+	if err := c.Take(k); err != nil {
+		return v, err
+	}
+	if v, err = f(); err != nil {
+		c.Give(k)
+	}
+	return v, err
+}
+
 // Add counts a new handle of a kind that has no limit.
 func (c *Core) Add(k Kind) {
 	c.count.Lock()

@@ -365,28 +365,97 @@ func TestSlots(t *testing.T) {
 	}
 }
 
+// noted is a graph that notes what is asked of it.
+type noted struct {
+	Graph
+	ran []string
+}
+
+func (g *noted) Update(u []ascendrt.Slot) error {
+	if len(u) == 0 {
+		return errors.New("nothing")
+	}
+	g.ran = append(g.ran, "update")
+	return nil
+}
+func (g *noted) Drop() { g.ran = append(g.ran, "drop") }
+func (g *noted) Free() { g.ran = append(g.ran, "free") }
+
 func TestGraphClosesOnce(t *testing.T) {
 	c := newCore(ascendrt.OpenOptions{})
-	require.NoError(t, c.Take(Graphs))
+	s, err := Make(c, Graphs, func() (*noted, error) { return &noted{}, nil })
+	require.NoError(t, err)
+	s.Info = ascendrt.GraphInfo{Nodes: 3, Streams: 2}
+	g := NewGraph(c, s)
+	require.Equal(t, s.Info, g.Info())
+	own, err := Handle[*noted](c, uint64(g.Ref()), "graph")
+	require.NoError(t, err)
+	require.Same(t, s, own)
 	q := &queue{done: 1}
-	var g Graph
-	g.Launched(ascendrt.Point{Stream: q, Seq: 1})
-	g.Launched(ascendrt.Point{Stream: q, Seq: 2})
-	var ran []string
-	note := func(s string) func() { return func() { ran = append(ran, s) } }
-	ref := c.Refs.Add(&g)
-	cleanup := runtime.AddCleanup(new(int), func(int) {}, 0)
+	s.Launched(ascendrt.Point{Stream: q, Seq: 1})
+	s.Launched(ascendrt.Point{Stream: q, Seq: 2})
+	require.NoError(t, g.Update([]ascendrt.Slot{{}}))
+	require.ErrorContains(t, g.Update(nil), "nothing")
 	for range 2 {
-		g.Close(c, ref, &cleanup, note("drop"), note("free"))
+		require.NoError(t, g.Close())
 	}
-	require.False(t, g.Open())
-	require.Equal(t, []string{"drop"}, ran, "it may still run")
+	require.ErrorIs(t, g.Update([]ascendrt.Slot{{}}), ascendrt.ErrClosed)
+	require.Equal(t, []string{"update", "drop"}, s.ran, "it may still run")
 	q.done = 2
 	c.Reap()
-	require.Equal(t, []string{"drop", "free"}, ran)
+	require.Equal(t, []string{"update", "drop", "free"}, s.ran)
 	var live ascendrt.Live
 	c.FillLive(&live)
 	require.Zero(t, live)
+	_, err = Handle[*noted](c, uint64(g.Ref()), "graph")
+	require.ErrorIs(t, err, ascendrt.ErrClosed)
+}
+
+// A handle that could not be made is not counted.
+func TestMake(t *testing.T) {
+	c := newCore(ascendrt.OpenOptions{MaxEvents: 1})
+	odd := errors.New("odd")
+	for range 2 {
+		_, err := Make(c, Events, func() (int, error) { return 0, odd })
+		require.Equal(t, odd, err)
+	}
+	v, err := Make(c, Events, func() (int, error) { return 5, nil })
+	require.NoError(t, err)
+	require.Equal(t, 5, v)
+	_, err = Make(c, Events, func() (int, error) { panic("at the limit") })
+	require.ErrorIs(t, err, ascendrt.ErrResourceLimit)
+}
+
+func TestChanged(t *testing.T) {
+	c := newCore(ascendrt.OpenOptions{})
+	captured := map[ascendrt.OpRef]int{4: 40, 7: 70}
+	copied := func(ref ascendrt.OpRef) (*int, bool) {
+		v, ok := captured[ref]
+		return &v, ok
+	}
+	set := func(x *int, v ascendrt.Slot) error {
+		if v.Slot > 9 {
+			return errors.New("no such slot")
+		}
+		*x += v.Slot
+		return nil
+	}
+	refs, next, err := Changed(c, []ascendrt.Slot{{Op: 7, Slot: 1}, {Op: 4, Slot: 2}, {Op: 7, Slot: 3}}, copied, set)
+	require.NoError(t, err)
+	require.Equal(t, []ascendrt.OpRef{7, 4}, refs)
+	require.Equal(t, []int{74, 42}, []int{*next[0], *next[1]})
+	require.Equal(t, map[ascendrt.OpRef]int{4: 40, 7: 70}, captured)
+	for says, u := range map[string]ascendrt.Slot{"command 5 was not captured as updatable": {Op: 5}, "command 4: no such slot": {Op: 4, Slot: 10}} {
+		_, _, err = Changed(c, []ascendrt.Slot{{Op: 7}, u}, copied, set)
+		require.ErrorIs(t, err, ascendrt.ErrGraphUpdate)
+		require.ErrorContains(t, err, says)
+	}
+}
+
+func TestUncaptured(t *testing.T) {
+	c := newCore(ascendrt.OpenOptions{})
+	require.ErrorIs(t, Uncaptured(c.Invalid("capture", "odd", ascendrt.ErrInvalid)), ascendrt.ErrCapture)
+	require.ErrorIs(t, Uncaptured(c.Invalid("capture", "full", ascendrt.ErrResourceLimit)), ascendrt.ErrResourceLimit)
 }
 
 func TestRank(t *testing.T) {

@@ -1,25 +1,31 @@
 package base
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
+	"strconv"
 	"sync"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/internal/handles"
 )
 
-// Graph is what the captured graphs of all drivers have in common. Its lock
-// guards what a backend keeps beside it.
+// Graph is what the captured graphs of all runtimes have in common; a backend
+// embeds it. Its lock guards what the backend keeps beside it.
 type Graph struct {
 	sync.Mutex
+	Info   ascendrt.GraphInfo // set before NewGraph
+	ref    ascendrt.Ref
 	closed bool
 	last   []ascendrt.Point // by stream: the last launches
 }
 
-// Open tells whether the graph was not closed yet. It is locked.
-func (g *Graph) Open() bool { return !g.closed }
+func (g *Graph) common() *Graph { return g }
+
+// Ref names the graph in records.
+func (g *Graph) Ref() ascendrt.Ref { return g.ref }
 
 // Launched notes the point behind which the graph is idle.
 func (g *Graph) Launched(p ascendrt.Point) {
@@ -28,28 +34,114 @@ func (g *Graph) Launched(p ascendrt.Point) {
 	g.last = Latest(g.last, p)
 }
 
-// Close ends the owner's use of the graph with that ref: drop lets go of the
-// memory that it names, free gives the driver's objects back once every launch has
-// passed. Later calls do nothing.
-func (g *Graph) Close(c *Core, ref ascendrt.Ref, cleanup *runtime.Cleanup, drop, free func()) {
+// GraphState is a runtime's graph: what command records find under its Ref. It
+// embeds Graph.
+type GraphState interface {
+	common() *Graph
+	// Update takes new values, for the launches that follow. The graph is locked and
+	// the device entered.
+	Update(u []ascendrt.Slot) error
+	// Drop lets go of the memory that it names; both are locked.
+	Drop()
+	// Free gives the runtime's objects back: every launch has passed. It takes no
+	// lock of the graph, which Close may hold.
+	Free()
+}
+
+// NewGraph makes the caller's handle of a runtime's graph, which was counted as
+// taken. The caller has entered the device.
+func NewGraph(c *Core, state GraphState) ascendrt.Graph {
+	own := state.common()
+	own.ref = c.Refs.Add(state)
+	g := &graph{core: c, state: state, own: own}
+	g.cleanup = runtime.AddCleanup(g, c.Leaks.Report, handles.Dropped{What: "graph"})
+	return g
+}
+
+type graph struct {
+	core    *Core
+	state   GraphState
+	own     *Graph
+	cleanup runtime.Cleanup
+}
+
+func (g *graph) Ref() ascendrt.Ref        { return g.own.ref }
+func (g *graph) Info() ascendrt.GraphInfo { return g.own.Info }
+
+func (g *graph) Update(u []ascendrt.Slot) error {
+	if err := g.core.Enter(); err != nil {
+		return err
+	}
+	defer g.core.Leave()
+	g.own.Lock()
+	defer g.own.Unlock()
+	if g.own.closed {
+		return g.core.Invalid("graph update", "the graph was closed before", ascendrt.ErrClosed)
+	}
+	return g.state.Update(u)
+}
+
+func (g *graph) Close() error {
+	c, own := g.core, g.own
 	c.Life.Lock() // no submission is about to launch it
 	defer c.Life.Unlock()
-	g.Lock()
-	defer g.Unlock()
-	if g.closed {
-		return
+	own.Lock()
+	defer own.Unlock()
+	if own.closed {
+		return nil
 	}
-	g.closed = true
-	cleanup.Stop()
+	own.closed = true
+	g.cleanup.Stop()
 	if c.Closed() {
-		return
+		return nil
 	}
-	drop()
-	c.Refs.Remove(ref)
+	g.state.Drop()
+	c.Refs.Remove(own.ref)
 	c.Give(Graphs)
 	if c.LostError() == nil {
-		c.Later(g.last, free)
+		c.Later(own.last, g.state.Free)
 	}
+	return nil
+}
+
+// Uncaptured is the error of a runtime's capture: what is invalid in it alone runs
+// eagerly from now on.
+func Uncaptured(err error) error {
+	var e *ascendrt.Error
+	if errors.As(err, &e) && e.Class == ascendrt.ErrInvalid {
+		e.Class = ascendrt.ErrCapture
+	}
+	return err
+}
+
+// Changed applies the values of an update to copies of the commands that they name:
+// copied gives one of a command that was captured as updatable, and set changes it.
+// It gives the commands in the order of the update, and their copies.
+func Changed[T any](c *Core, u []ascendrt.Slot, copied func(ascendrt.OpRef) (T, bool), set func(T, ascendrt.Slot) error) ([]ascendrt.OpRef, []T, error) {
+	at := map[ascendrt.OpRef]int{}
+	var refs []ascendrt.OpRef
+	var next []T
+	for _, v := range u {
+		i, seen := at[v.Op]
+		if !seen {
+			x, ok := copied(v.Op)
+			if !ok {
+				return nil, nil, c.Invalid("graph update", "command "+strconv.Itoa(int(v.Op))+" was not captured as updatable", ascendrt.ErrGraphUpdate)
+			}
+			i = len(refs)
+			at[v.Op] = i
+			refs, next = append(refs, v.Op), append(next, x)
+		}
+		if err := set(next[i], v); err != nil {
+			return nil, nil, c.Unchanged(v.Op, err)
+		}
+	}
+	return refs, next, nil
+}
+
+// Unchanged is the error of an update that a command does not take.
+func (c *Core) Unchanged(ref ascendrt.OpRef, err error) error {
+	return c.Invalid("graph update", fmt.Sprintf("command %d: %v", ref, err), ascendrt.ErrGraphUpdate)
 }
 
 // Owned is a stream that says whose it is.
