@@ -46,7 +46,7 @@ func TestEmulationExportsTheVendorsNames(t *testing.T) {
 	needEmulation(t)
 	header, err := os.ReadFile("abi.h")
 	require.NoError(t, err)
-	dir := filepath.Dir(libraries[libACL].path)
+	dir := filepath.Dir(libraries[libACL].Path)
 	for lib, table := range map[string]string{"libascendcl.so": "SL_ACL_SYMS", "libnnopbase.so": "SL_NNOP_SYMS", "libopapi.so": "SL_ACLNN_OPS", "libhccl.so": "SL_HCCL_SYMS"} {
 		f, err := elf.Open(filepath.Join(dir, lib))
 		require.NoError(t, err)

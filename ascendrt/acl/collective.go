@@ -31,8 +31,8 @@ func (d *device) UniqueID() ([]byte, error) {
 	if err := d.Alive(); err != nil {
 		return nil, err
 	}
-	if l := use(libHCCL); !l.ok {
-		return nil, unready("collectives", libHCCL, l.problem+": "+advice(libHCCL))
+	if err := need("collectives", libHCCL); err != nil {
+		return nil, err
 	}
 	id := make([]byte, rootInfoBytes)
 	e := newErr()
@@ -46,8 +46,8 @@ func (d *device) NewCommunicator(id []byte, rank, size int) (ascendrt.Communicat
 	if err := d.Alive(); err != nil {
 		return nil, err
 	}
-	if l := use(libHCCL); !l.ok {
-		return nil, unready("collectives", libHCCL, l.problem+": "+advice(libHCCL))
+	if err := need("collectives", libHCCL); err != nil {
+		return nil, err
 	}
 	if err := d.CheckRank(id, rootInfoBytes, rank, size); err != nil {
 		return nil, err

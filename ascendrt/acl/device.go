@@ -45,8 +45,8 @@ var captures sync.Mutex
 // in the process. OpenOptions.Faults works on the emulation of package emu
 // alone; its grammar is there.
 func (Backend) Open(ordinal int, o ascendrt.OpenOptions) (ascendrt.Device, error) {
-	if b := use(libACL); !b.ok {
-		return nil, unready("open", libACL, b.problem+": "+advice(libACL))
+	if err := need("open", libACL); err != nil {
+		return nil, err
 	}
 	n, err := countDevices()
 	if err != nil {
@@ -87,7 +87,7 @@ func (d *device) Caps() ascendrt.Caps {
 	c := ascendrt.Caps{
 		Backend: name, Align: memory.Align, TailPad: tailPad, Graphs: has("aclmdlRICaptureBegin"), HostLengths: true, SyncTimeout: true,
 		RawKernels: has("aclrtLaunchKernelWithHostArgs") && has("aclrtBinaryLoadFromData"), BatchCopy: has("aclrtMemcpyBatchAsync"),
-		IPCMemory: has("aclrtIpcMemGetExportKey"), PeerCopy: has("aclrtDeviceEnablePeerAccess"), Collectives: use(libHCCL).ok,
+		IPCMemory: has("aclrtIpcMemGetExportKey"), PeerCopy: has("aclrtDeviceEnablePeerAccess"), Collectives: use(libHCCL).OK,
 		DeterministicReduce: d.emulated,
 	}
 	if c.Graphs && has("aclmdlRICaptureTaskUpdateBegin") {

@@ -155,15 +155,15 @@ func (b *loadedLibrary) load(lib library, list []string, all bool) {
 	if all {
 		every = 1
 	}
-	b.restored = int(C.asc_load(C.int(lib), arr, every, &out))
-	b.path, b.problem, b.version = C.GoString(&out.path[0]), C.GoString(&out.problem[0]), C.GoString(&out.version[0])
-	b.ok = out.loaded != 0
+	b.Restored = int(C.asc_load(C.int(lib), arr, every, &out))
+	b.Path, b.Problem, b.Version = C.GoString(&out.path[0]), C.GoString(&out.problem[0]), C.GoString(&out.version[0])
+	b.OK = out.loaded != 0
 	for i := 0; ; i++ {
 		s := C.asc_absent(C.int(lib), C.int(i))
 		if s == nil {
 			break
 		}
-		b.absent = append(b.absent, C.GoString(s))
+		b.Absent = append(b.Absent, C.GoString(s))
 	}
 }
 
@@ -208,7 +208,7 @@ func describe(ordinal int) ascendrt.Info {
 	C.asc_describe(C.int(ordinal), &d, &e)
 	soc := C.GoString(&d.soc[0])
 	info := ascendrt.Info{Ordinal: ordinal, Name: soc, Arch: strings.ToLower(strings.TrimPrefix(soc, "Ascend")), TotalMemory: uint64(d.memory),
-		ComputeUnits: int(d.cores), RuntimeVersion: libraries[libACL].version, UUID: hexText(C.GoBytes(unsafe.Pointer(&d.uuid[0]), 16))}
+		ComputeUnits: int(d.cores), RuntimeVersion: libraries[libACL].Version, UUID: hexText(C.GoBytes(unsafe.Pointer(&d.uuid[0]), 16))}
 	return info
 }
 
@@ -530,8 +530,8 @@ const tensorWords = C.ASC_TENSOR_WORDS
 // aclnnNeed is the workspace of a call of an operator.
 func (d *device) aclnnNeed(call []uint64) (int, error) {
 	for _, l := range []library{libNNOP, libOPAPI} {
-		if b := use(l); !b.ok {
-			return 0, unready("plan", l, b.problem+": "+advice(l))
+		if err := need("plan", l); err != nil {
+			return 0, err
 		}
 	}
 	e := newErr()

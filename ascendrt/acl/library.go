@@ -10,22 +10,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 )
 
-// loadedLibrary is one vendor library, opened at first use and kept for the
-// life of the process: a driver is never unloaded.
-type loadedLibrary struct {
-	once     sync.Once
-	ok       bool
-	path     string
-	problem  string
-	version  string
-	restored int // signal handlers that the library replaced and we put back
-	absent   []string
-}
+// loadedLibrary is one vendor library.
+type loadedLibrary struct{ base.Library }
 
 var libraries [libraryCount]loadedLibrary
 
@@ -99,10 +90,10 @@ func fileExists(p string) bool {
 // use opens the library, once, and what it needs before it.
 func use(l library) *loadedLibrary {
 	b := &libraries[l]
-	b.once.Do(func() {
+	b.Once.Do(func() {
 		if l != libACL {
-			if a := use(libACL); !a.ok {
-				b.problem = libACL.String() + " is not there"
+			if a := use(libACL); !a.OK {
+				b.Problem = libACL.String() + " is not there"
 				return
 			}
 		}
@@ -128,23 +119,14 @@ func advice(l library) string {
 func (Backend) Probe(context.Context) (ascendrt.Report, error) {
 	var r ascendrt.Report
 	for l := libACL; l < libraryCount; l++ {
-		b := use(l)
-		lib := ascendrt.Library{Name: sonames[l][0], Path: b.path, Version: b.version}
-		if !b.ok {
-			lib.Problem = b.problem
-			if l != libACL {
-				r.Missing = append(r.Missing, fmt.Sprintf("%v: %s", l, advice(l)))
-			}
+		var without string
+		if l != libACL {
+			without = fmt.Sprintf("%v: %s", l, advice(l))
 		}
-		r.Libraries = append(r.Libraries, lib)
-		for _, s := range b.absent {
-			if b.ok {
-				r.Missing = append(r.Missing, s+" is absent from "+b.path)
-			}
-		}
+		use(l).Report(&r, sonames[l][0], without)
 	}
-	if b := use(libACL); !b.ok {
-		r.Problem = fmt.Sprintf("%s: %s", b.problem, advice(libACL))
+	if b := use(libACL); !b.OK {
+		r.Problem = fmt.Sprintf("%s: %s", b.Problem, advice(libACL))
 		return r, nil
 	}
 	n, err := countDevices()

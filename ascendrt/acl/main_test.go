@@ -30,8 +30,8 @@ func TestMain(m *testing.M) {
 
 func openDevice(t testing.TB, o ascendrt.OpenOptions) ascendrt.Device {
 	t.Helper()
-	if b := use(libACL); !b.ok {
-		t.Skip("no Ascend runtime: ", b.problem)
+	if b := use(libACL); !b.OK {
+		t.Skip("no Ascend runtime: ", b.Problem)
 	}
 	if emulation() {
 		_, err := injectFaults("") // repairs what a test before this one broke
@@ -44,7 +44,7 @@ func openDevice(t testing.TB, o ascendrt.OpenOptions) ascendrt.Device {
 
 // emulation tells that the libraries are those of emu.
 func emulation() bool {
-	return use(libACL).ok && strings.HasSuffix(describe(0).Name, "-emulated")
+	return use(libACL).OK && strings.HasSuffix(describe(0).Name, "-emulated")
 }
 
 func TestConformance(t *testing.T) {

@@ -23,8 +23,8 @@ import (
 
 func openDevice(t testing.TB, o ascendrt.OpenOptions) ascendrt.Device {
 	t.Helper()
-	if b := use(libCUDA); !b.ok {
-		t.Skip("no CUDA driver: ", b.problem)
+	if b := use(libCUDA); !b.OK {
+		t.Skip("no CUDA driver: ", b.Problem)
 	}
 	if o.CacheDir == "" {
 		o.CacheDir = filepath.Join(os.TempDir(), "sluice-cuda-test-cache")
@@ -76,7 +76,7 @@ func TestProbeNamesLibrariesAndDevices(t *testing.T) {
 }
 
 func TestOpenRefuses(t *testing.T) {
-	if !use(libCUDA).ok {
+	if !use(libCUDA).OK {
 		_, err := Backend{}.Open(0, ascendrt.OpenOptions{})
 		require.ErrorIs(t, err, ascendrt.ErrUnavailable)
 		t.Skip(err)
@@ -198,7 +198,7 @@ func TestKernelCache(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, o.Close())
 	}
-	if !use(libCUDA).ok {
+	if !use(libCUDA).OK {
 		t.Skip("no CUDA driver")
 	}
 	plan()
@@ -221,7 +221,7 @@ func TestKernelCache(t *testing.T) {
 // child runs one test of this binary in a process of its own.
 func child(t *testing.T, test string, env ...string) {
 	t.Helper()
-	if !use(libCUDA).ok {
+	if !use(libCUDA).OK {
 		t.Skip("no CUDA driver")
 	}
 	ctx, stop := context.WithTimeout(context.Background(), 2*time.Minute)

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -61,8 +62,8 @@ func (Backend) Open(ordinal int, o ascendrt.OpenOptions) (ascendrt.Device, error
 	if o.Faults != "" {
 		return nil, invalid("open", "a real device injects no faults", ascendrt.ErrUnsupported)
 	}
-	if b := use(libCUDA); !b.ok {
-		return nil, unready("open", libCUDA, b.problem+": "+advice(libCUDA))
+	if err := need("open", libCUDA); err != nil {
+		return nil, err
 	}
 	n, driver, err := countDevices()
 	if err != nil {
@@ -129,18 +130,11 @@ func (d *device) signalTrial() error {
 func (d *device) Info() ascendrt.Info { return d.info }
 
 func (d *device) Caps() ascendrt.Caps {
-	has := func(absent string) bool {
-		for _, a := range libraries[libCUDA].absent {
-			if a == absent {
-				return false
-			}
-		}
-		return true
-	}
+	has := func(symbol string) bool { return !slices.Contains(libraries[libCUDA].Absent, symbol) }
 	c := ascendrt.Caps{
-		Backend: name, Align: memory.Align, Graphs: true, DeviceSignal: true, RawKernels: use(libNVRTC).ok,
-		BatchCopy: has("cuMemcpyBatchAsync"), ListCopy: use(libNVRTC).ok, BlockCopy: true, IPCMemory: has("cuIpcGetMemHandle"), IPCEvents: has("cuIpcGetEventHandle"),
-		PeerCopy: has("cuCtxEnablePeerAccess"), Collectives: use(libNCCL).ok, DeterministicReduce: true,
+		Backend: name, Align: memory.Align, Graphs: true, DeviceSignal: true, RawKernels: use(libNVRTC).OK,
+		BatchCopy: has("cuMemcpyBatchAsync"), ListCopy: use(libNVRTC).OK, BlockCopy: true, IPCMemory: has("cuIpcGetMemHandle"), IPCEvents: has("cuIpcGetEventHandle"),
+		PeerCopy: has("cuCtxEnablePeerAccess"), Collectives: use(libNCCL).OK, DeterministicReduce: true,
 	}
 	if has("cuGraphExecKernelNodeSetParams") {
 		c.GraphUpdate = ascendrt.UpdateNodeParam

@@ -142,15 +142,16 @@ func (b *loadedLibrary) load(lib library, candidates []string) {
 	defer C.free(unsafe.Pointer(arr))
 	copy(unsafe.Slice(arr, len(list)), list)
 	var out C.sl_lib
-	b.restored = int(C.sl_load(C.int(lib), arr, &out))
-	b.path, b.problem, b.version = C.GoString(&out.path[0]), C.GoString(&out.problem[0]), int(out.version)
-	b.ok = out.loaded != 0
+	b.Restored = int(C.sl_load(C.int(lib), arr, &out))
+	b.Path, b.Problem, b.number = C.GoString(&out.path[0]), C.GoString(&out.problem[0]), int(out.version)
+	b.Version = versionText(lib, b.number)
+	b.OK = out.loaded != 0
 	for i := 0; ; i++ {
 		s := C.sl_absent(C.int(lib), C.int(i))
 		if s == nil {
 			break
 		}
-		b.absent = append(b.absent, C.GoString(s))
+		b.Absent = append(b.Absent, C.GoString(s))
 	}
 }
 

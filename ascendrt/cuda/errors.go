@@ -77,7 +77,11 @@ func invalid(call, text string, class error) error {
 	return &ascendrt.Error{Backend: name, Call: call, Text: text, Command: -1, Class: class}
 }
 
-// unready says what is missing for a call.
-func unready(call string, l library, problem string) error {
-	return invalid(call, fmt.Sprintf("%v: %s", l, problem), ascendrt.ErrUnavailable)
+// need opens a library for a call; its error says what to do.
+func need(call string, l library) error {
+	b := use(l)
+	if b.OK {
+		return nil
+	}
+	return invalid(call, fmt.Sprintf("%v: %s: %s", l, b.Problem, advice(l)), ascendrt.ErrUnavailable)
 }

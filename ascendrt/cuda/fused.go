@@ -52,7 +52,7 @@ func (f *fused) close(d *device) {
 // fast gives a kernel of a group, which is what the compiler defines: LINEAR, or
 // HEAD and GROUP for the head width and query heads per kv head of attention.
 func (d *device) fast(fn string, group ...string) (*kernel, error) {
-	if d.desc.cc < 90 || slices.Contains(use(libCUDA).absent, "cuLaunchKernelEx") {
+	if d.desc.cc < 90 || slices.Contains(use(libCUDA).Absent, "cuLaunchKernelEx") {
 		return nil, invalid("plan "+fn, "fused operations need compute capability 9.0 and cuLaunchKernelEx", ascendrt.ErrUnsupported)
 	}
 	options := append([]string{"--std=c++17"}, fusedOptions...)

@@ -8,21 +8,15 @@ import (
 	"os"
 	"path/filepath"
 	"sort"
-	"sync"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base"
 )
 
-// loadedLibrary is one vendor library, opened at first use and kept for the
-// life of the process: a driver is never unloaded.
+// loadedLibrary is one vendor library.
 type loadedLibrary struct {
-	once     sync.Once
-	ok       bool
-	path     string
-	problem  string
-	version  int
-	restored int // signal handlers that the library replaced and we put back
-	absent   []string
+	base.Library
+	number int // its version, as it gives it
 }
 
 var libraries [4]loadedLibrary
@@ -64,7 +58,7 @@ func candidates(l library) []string {
 // use opens the library, once.
 func use(l library) *loadedLibrary {
 	b := &libraries[l]
-	b.once.Do(func() { b.load(l, candidates(l)) })
+	b.Once.Do(func() { b.load(l, candidates(l)) })
 	return b
 }
 
@@ -96,23 +90,14 @@ func versionText(l library, v int) string {
 func (Backend) Probe(context.Context) (ascendrt.Report, error) {
 	var r ascendrt.Report
 	for l := libCUDA; l <= libNCCL; l++ {
-		b := use(l)
-		lib := ascendrt.Library{Name: sonames[l][0], Path: b.path, Version: versionText(l, b.version)}
-		if !b.ok {
-			lib.Problem = b.problem
-			if l != libCUDA {
-				r.Missing = append(r.Missing, fmt.Sprintf("%v: %s", l, advice(l)))
-			}
+		var without string
+		if l != libCUDA {
+			without = fmt.Sprintf("%v: %s", l, advice(l))
 		}
-		r.Libraries = append(r.Libraries, lib)
-		for _, s := range b.absent {
-			if b.ok {
-				r.Missing = append(r.Missing, s+" is absent from "+b.path)
-			}
-		}
+		use(l).Report(&r, sonames[l][0], without)
 	}
-	if b := use(libCUDA); !b.ok {
-		r.Problem = fmt.Sprintf("%s: %s", b.problem, advice(libCUDA))
+	if b := use(libCUDA); !b.OK {
+		r.Problem = fmt.Sprintf("%s: %s", b.Problem, advice(libCUDA))
 		return r, nil
 	}
 	n, driver, err := countDevices()

@@ -80,8 +80,8 @@ func (b *blas) get(d *device) (C.sl_lt, error) {
 	if err := d.Alive(); err != nil { // a Close that comes later waits for the lock
 		return nil, err
 	}
-	if l := use(libCUBLASLt); !l.ok {
-		return nil, unready("matmul with SumFree", libCUBLASLt, l.problem+": "+advice(libCUBLASLt))
+	if err := need("matmul with SumFree", libCUBLASLt); err != nil {
+		return nil, err
 	}
 	e := newErr()
 	if C.sl_lt_new(d.ctx, &b.handle, &e) != 0 {
@@ -183,8 +183,8 @@ func (d *device) UniqueID() ([]byte, error) {
 	if err := d.Alive(); err != nil {
 		return nil, err
 	}
-	if l := use(libNCCL); !l.ok {
-		return nil, unready("collectives", libNCCL, l.problem+": "+advice(libNCCL))
+	if err := need("collectives", libNCCL); err != nil {
+		return nil, err
 	}
 	id := make([]byte, idBytes)
 	e := newErr()
@@ -198,8 +198,8 @@ func (d *device) NewCommunicator(id []byte, rank, size int) (ascendrt.Communicat
 	if err := d.Alive(); err != nil {
 		return nil, err
 	}
-	if l := use(libNCCL); !l.ok {
-		return nil, unready("collectives", libNCCL, l.problem+": "+advice(libNCCL))
+	if err := need("collectives", libNCCL); err != nil {
+		return nil, err
 	}
 	if err := d.CheckRank(id, idBytes, rank, size); err != nil {
 		return nil, err

@@ -46,5 +46,5 @@ func run(m *testing.M) int {
 func use2(l library) bool {
 	var b loadedLibrary
 	b.load(l, candidates(l))
-	return b.ok
+	return b.OK
 }

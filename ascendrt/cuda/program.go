@@ -220,13 +220,12 @@ var compiles singleflight.Group
 
 // compile gives the cubin of a source, from the disk cache if it is there.
 func (d *device) compile(p ascendrt.Program) ([]byte, error) {
-	b := use(libNVRTC)
-	if !b.ok {
-		return nil, unready("compile "+p.Name, libNVRTC, b.problem+": "+advice(libNVRTC))
+	if err := need("compile "+p.Name, libNVRTC); err != nil {
+		return nil, err
 	}
 	opts := append([]string{fmt.Sprintf("--gpu-architecture=sm_%d", d.desc.cc)}, p.Options...)
 	h := sha256.New()
-	fmt.Fprintf(h, "nvrtc %d\n%s\n%s\n", b.version, strings.Join(opts, "\x00"), p.Name)
+	fmt.Fprintf(h, "nvrtc %d\n%s\n%s\n", use(libNVRTC).number, strings.Join(opts, "\x00"), p.Name)
 	h.Write(p.Data)
 	key := hex.EncodeToString(h.Sum(nil))
 	v, err, _ := compiles.Do(d.Options.CacheDir+"\x00"+key, func() (any, error) {

@@ -488,3 +488,14 @@ func TestRank(t *testing.T) {
 	require.NoError(t, all[2].Close(), "its device's Close has it")
 	require.Equal(t, []string{"afalse", "btrue"}, left)
 }
+
+func TestLibraryReports(t *testing.T) {
+	var r ascendrt.Report
+	(&Library{Path: "/lib/a.so", OK: true, Version: "1.2", Absent: []string{"newCall"}}).Report(&r, "a.so", "")
+	(&Library{Problem: "not there", Absent: []string{"all"}}).Report(&r, "b.so", "b: install it")
+	(&Library{Problem: "not there"}).Report(&r, "c.so", "")
+	require.Equal(t, ascendrt.Report{
+		Libraries: []ascendrt.Library{{Name: "a.so", Path: "/lib/a.so", Version: "1.2"}, {Name: "b.so", Problem: "not there"}, {Name: "c.so", Problem: "not there"}},
+		Missing:   []string{"newCall is absent from /lib/a.so", "b: install it"},
+	}, r)
+}
