@@ -17,10 +17,7 @@ import (
 func open(t *testing.T, o ascendrt.OpenOptions) (ascendrt.Device, ascendrt.Stream) {
 	t.Helper()
 	d := openDevice(t, o)
-	t.Cleanup(func() { require.NoError(t, d.Close(context.Background())) })
-	s, err := d.NewStream(ascendrt.StreamOptions{})
-	require.NoError(t, err)
-	return d, s
+	return d, basetest.Stream(t, d)
 }
 
 func needEmulation(t *testing.T) {
@@ -30,15 +27,7 @@ func needEmulation(t *testing.T) {
 	}
 }
 
-func submit(t *testing.T, s ascendrt.Stream, f func(c *ascendrt.Commands)) ascendrt.Point {
-	t.Helper()
-	var c ascendrt.Commands
-	f(&c)
-	p, _, err := s.Submit(&c)
-	require.NoError(t, err)
-	require.NoError(t, p.Wait(context.Background()))
-	return p
-}
+var submit = basetest.Submit
 
 // vendor gives the vendor's facts of an error.
 func vendor(t *testing.T, err error, class error, code int) *ascendrt.Error {

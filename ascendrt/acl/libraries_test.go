@@ -4,38 +4,17 @@ package acl
 
 import (
 	"context"
-	"encoding/hex"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/acl/emulated"
+	"github.com/sluice-serving/sluice/ascendrt/internal/base/basetest"
 )
-
-// child runs one test of this binary in a process of its own.
-func child(t *testing.T, test string, env ...string) {
-	t.Helper()
-	ctx, stop := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer stop()
-	c := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+test+"$", "-test.v")
-	c.Env = append(os.Environ(), append(env, "SLUICE_ACL_CHILD="+test)...)
-	out, err := c.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	require.Contains(t, string(out), "--- PASS: "+test)
-}
-
-func isChild(t *testing.T) {
-	t.Helper()
-	if os.Getenv("SLUICE_ACL_CHILD") != t.Name() {
-		t.Skip("run by another test in a process of its own")
-	}
-}
 
 // What is missing is said with the way to get it.
 func TestLibraryProblems(t *testing.T) {
@@ -43,20 +22,20 @@ func TestLibraryProblems(t *testing.T) {
 	dir := t.TempDir()
 	broken := filepath.Join(dir, "libascendcl.so")
 	require.NoError(t, os.WriteFile(broken, []byte("no library"), 0o644))
-	child(t, "TestChildUnavailable", "SLUICE_ACL_LIB="+broken, "SLUICE_ACL_WANT=libascendcl.so: ")
-	child(t, "TestChildUnavailable", "SLUICE_ACL_LIB="+filepath.Join(dir, "nowhere.so"), "SLUICE_ACL_WANT=cannot open shared object file")
+	basetest.Child(t, "TestChildUnavailable", "SLUICE_ACL_LIB="+broken, "SLUICE_ACL_WANT=libascendcl.so: ")
+	basetest.Child(t, "TestChildUnavailable", "SLUICE_ACL_LIB="+filepath.Join(dir, "nowhere.so"), "SLUICE_ACL_WANT=cannot open shared object file")
 	foreign := make([]byte, 64) // the head of an ELF file of a machine that nobody has
 	copy(foreign, "\x7fELF\x02\x01\x01")
 	foreign[16], foreign[18], foreign[19] = 3, 0xff, 0x7f
 	require.NoError(t, os.WriteFile(broken, foreign, 0o644))
-	child(t, "TestChildUnavailable", "SLUICE_ACL_LIB="+broken, "SLUICE_ACL_WANT=libascendcl.so: ")
-	child(t, "TestChildUnavailable", "SLUICE_EMU_DEVICES=0", "SLUICE_ACL_WANT=sees 0 devices")
-	child(t, "TestChildUnavailable", "SLUICE_EMU_FAULTS=aclrtGetDeviceCount:1=507899,aclrtGetDeviceCount:1=507899", "SLUICE_ACL_WANT=507899", "SLUICE_ACL_CLASS=lost")
-	child(t, "TestChildUnavailable", "SLUICE_EMU_FAULTS=aclInit:1=507033", "SLUICE_ACL_WANT=aclInit: 507033")
+	basetest.Child(t, "TestChildUnavailable", "SLUICE_ACL_LIB="+broken, "SLUICE_ACL_WANT=libascendcl.so: ")
+	basetest.Child(t, "TestChildUnavailable", "SLUICE_EMU_DEVICES=0", "SLUICE_ACL_WANT=sees 0 devices")
+	basetest.Child(t, "TestChildUnavailable", "SLUICE_EMU_FAULTS=aclrtGetDeviceCount:1=507899,aclrtGetDeviceCount:1=507899", "SLUICE_ACL_WANT=507899", "SLUICE_ACL_CLASS=lost")
+	basetest.Child(t, "TestChildUnavailable", "SLUICE_EMU_FAULTS=aclInit:1=507033", "SLUICE_ACL_WANT=aclInit: 507033")
 }
 
 func TestChildUnavailable(t *testing.T) {
-	isChild(t)
+	basetest.IsChild(t)
 	_, err := Backend{}.Open(0, ascendrt.OpenOptions{})
 	if os.Getenv("SLUICE_ACL_CLASS") == "lost" {
 		require.ErrorIs(t, err, ascendrt.ErrDeviceLost)
@@ -107,12 +86,12 @@ func TestOlderLibraries(t *testing.T) {
 		require.NoError(t, err)
 		return "SLUICE_ACL_LIB=" + emulated.Library(dir)
 	}
-	child(t, "TestChild81", build(since85...))
-	child(t, "TestChildUnavailable", build("aclrtSynchronizeEventWithTimeout"), "SLUICE_ACL_WANT=is too old: aclrtSynchronizeEventWithTimeout (CANN 8.1) and 0 more required calls are absent")
+	basetest.Child(t, "TestChild81", build(since85...))
+	basetest.Child(t, "TestChildUnavailable", build("aclrtSynchronizeEventWithTimeout"), "SLUICE_ACL_WANT=is too old: aclrtSynchronizeEventWithTimeout (CANN 8.1) and 0 more required calls are absent")
 }
 
 func TestChild81(t *testing.T) {
-	isChild(t)
+	basetest.IsChild(t)
 	r, err := Backend{}.Probe(context.Background())
 	require.NoError(t, err)
 	require.Empty(t, r.Problem)
@@ -146,11 +125,11 @@ func TestChild81(t *testing.T) {
 // The runtime's limits, made small.
 func TestRuntimeLimits(t *testing.T) {
 	needEmulation(t)
-	child(t, "TestChildLimits", "SLUICE_EMU_STREAMS=3", "SLUICE_EMU_EVENTS=2", "SLUICE_EMU_MEMORY=100000000")
+	basetest.Child(t, "TestChildLimits", "SLUICE_EMU_STREAMS=3", "SLUICE_EMU_EVENTS=2", "SLUICE_EMU_MEMORY=100000000")
 }
 
 func TestChildLimits(t *testing.T) {
-	isChild(t)
+	basetest.IsChild(t)
 	d, s := open(t, ascendrt.OpenOptions{})
 	require.Equal(t, 2, d.Limits().StreamsFree)
 	require.Equal(t, 2, d.Limits().EventsFree)
@@ -177,42 +156,14 @@ func TestChildLimits(t *testing.T) {
 	require.NoError(t, b.Close())
 }
 
-// A buffer is written in one process and read and written in another.
 func TestShareMemory(t *testing.T) {
 	needEmulation(t)
 	d, s := open(t, ascendrt.OpenOptions{})
-	x, err := d.Alloc(1<<16, ascendrt.PlaceShareable)
-	require.NoError(t, err)
-	submit(t, s, func(c *ascendrt.Commands) { c.Fill(x.View(), 0x42) })
-	h, err := d.Export(x)
-	require.NoError(t, err)
-	_, err = d.Import(h)
-	require.ErrorIs(t, err, ascendrt.ErrUnsupported, "within one process")
-	_, err = d.Import([]byte("nonsense"))
-	require.ErrorIs(t, err, ascendrt.ErrInvalid)
-	own, err := d.Alloc(64, ascendrt.PlaceDefault)
-	require.NoError(t, err)
-	_, err = d.Export(own)
-	require.ErrorIs(t, err, ascendrt.ErrUnsupported)
-	child(t, "TestChildShare", "SLUICE_ACL_HANDLE="+hex.EncodeToString(h))
-	got := make([]byte, 1<<16)
-	require.NoError(t, ascendrt.Download(context.Background(), d, s, got, x.View()))
-	require.Equal(t, byte(0x43), got[0], "what the other process wrote")
+	basetest.ShareMemory(t, d, s, "TestChildShare")
 }
 
 func TestChildShare(t *testing.T) {
-	isChild(t)
+	basetest.IsChild(t)
 	d, s := open(t, ascendrt.OpenOptions{})
-	h, err := hex.DecodeString(os.Getenv("SLUICE_ACL_HANDLE"))
-	require.NoError(t, err)
-	x, err := d.Import(h)
-	require.NoError(t, err)
-	again, err := d.Import(h)
-	require.NoError(t, err, "one allocation, two buffers")
-	got := make([]byte, x.Len())
-	require.NoError(t, ascendrt.Download(context.Background(), d, s, got, x.View()))
-	require.Equal(t, byte(0x42), got[len(got)-1])
-	submit(t, s, func(c *ascendrt.Commands) { c.Fill(again.View(), 0x43) })
-	require.NoError(t, x.FreeAfter(ascendrt.Point{}))
-	require.NoError(t, again.FreeAfter(ascendrt.Point{}))
+	basetest.SharedMemory(t, d, s)
 }

@@ -20,7 +20,7 @@ import (
 // environment names others. A library is loaded once per process, so this
 // stands before all tests.
 func TestMain(m *testing.M) {
-	if os.Getenv("SLUICE_ACL_CHILD") == "" {
+	if os.Getenv(basetest.ChildVariable) == "" {
 		if err := emulated.Use(); err != nil {
 			fmt.Fprintln(os.Stderr, "no emulated libraries, tests that need a device skip:", err)
 		}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -46,21 +45,10 @@ func TestConformance(t *testing.T) {
 func open(t *testing.T, o ascendrt.OpenOptions) (ascendrt.Device, ascendrt.Stream) {
 	t.Helper()
 	d := openDevice(t, o)
-	t.Cleanup(func() { require.NoError(t, d.Close(context.Background())) })
-	s, err := d.NewStream(ascendrt.StreamOptions{})
-	require.NoError(t, err)
-	return d, s
+	return d, basetest.Stream(t, d)
 }
 
-func submit(t *testing.T, s ascendrt.Stream, f func(c *ascendrt.Commands)) ascendrt.Point {
-	t.Helper()
-	var c ascendrt.Commands
-	f(&c)
-	p, _, err := s.Submit(&c)
-	require.NoError(t, err)
-	require.NoError(t, p.Wait(context.Background()))
-	return p
-}
+var submit = basetest.Submit
 
 func TestProbeNamesLibrariesAndDevices(t *testing.T) {
 	r, err := Backend{}.Probe(context.Background())
@@ -218,28 +206,16 @@ func TestKernelCache(t *testing.T) {
 	require.Equal(t, before.Size(), after.Size())
 }
 
-// child runs one test of this binary in a process of its own.
-func child(t *testing.T, test string, env ...string) {
-	t.Helper()
+// A kernel that traps loses the device, and with it the process: so a child shows it.
+func TestFaultLosesTheDevice(t *testing.T) {
 	if !use(libCUDA).OK {
 		t.Skip("no CUDA driver")
 	}
-	ctx, stop := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer stop()
-	c := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+test+"$", "-test.v")
-	c.Env = append(os.Environ(), append(env, "SLUICE_CUDA_CHILD="+test)...)
-	out, err := c.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	require.Contains(t, string(out), "--- PASS: "+test)
+	basetest.Child(t, "TestChildFault")
 }
 
-// A kernel that traps loses the device, and with it the process: so a child shows it.
-func TestFaultLosesTheDevice(t *testing.T) { child(t, "TestChildFault") }
-
 func TestChildFault(t *testing.T) {
-	if os.Getenv("SLUICE_CUDA_CHILD") != t.Name() {
-		t.Skip("run by TestFaultLosesTheDevice")
-	}
+	basetest.IsChild(t)
 	d := openDevice(t, ascendrt.OpenOptions{})
 	s, err := d.NewStream(ascendrt.StreamOptions{})
 	require.NoError(t, err)
@@ -292,60 +268,18 @@ func TestChildFault(t *testing.T) {
 	require.Less(t, time.Since(begin), 5*time.Second)
 }
 
-// A buffer is written in one process and read and written in another.
 func TestShareMemory(t *testing.T) {
 	d, s := open(t, ascendrt.OpenOptions{})
 	if !d.Caps().IPCMemory {
 		t.Skip("no IPC")
 	}
-	pad, err := d.Alloc(4096, ascendrt.PlaceShareable) // so that the offset is not zero
-	require.NoError(t, err)
-	x, err := d.Alloc(1<<16, ascendrt.PlaceShareable)
-	require.NoError(t, err)
-	submit(t, s, func(c *ascendrt.Commands) { c.Fill(x.View(), 0x42) })
-	h, err := d.Export(x)
-	require.NoError(t, err)
-	_, err = d.Import(h)
-	require.ErrorIs(t, err, ascendrt.ErrUnsupported, "within one process")
-	_, err = d.Import([]byte("nonsense"))
-	require.ErrorIs(t, err, ascendrt.ErrInvalid)
-	child(t, "TestChildShare", "SLUICE_CUDA_HANDLE="+string(hexBytes(h)))
-	got := make([]byte, 1<<16)
-	require.NoError(t, ascendrt.Download(context.Background(), d, s, got, x.View()))
-	require.Equal(t, byte(0x43), got[0], "what the other process wrote")
-	require.NoError(t, x.FreeAfter(ascendrt.Point{}))
-	require.NoError(t, pad.FreeAfter(ascendrt.Point{}))
-}
-
-func hexBytes(b []byte) []byte {
-	const digits = "0123456789abcdef"
-	var out []byte
-	for _, v := range b {
-		out = append(out, digits[v>>4], digits[v&15])
-	}
-	return out
+	basetest.ShareMemory(t, d, s, "TestChildShare")
 }
 
 func TestChildShare(t *testing.T) {
-	if os.Getenv("SLUICE_CUDA_CHILD") != t.Name() {
-		t.Skip("run by TestShareMemory")
-	}
+	basetest.IsChild(t)
 	d, s := open(t, ascendrt.OpenOptions{})
-	var h []byte
-	for v := os.Getenv("SLUICE_CUDA_HANDLE"); len(v) >= 2; v = v[2:] {
-		const digits = "0123456789abcdef"
-		h = append(h, byte(strings.IndexByte(digits, v[0])<<4|strings.IndexByte(digits, v[1])))
-	}
-	x, err := d.Import(h)
-	require.NoError(t, err)
-	again, err := d.Import(h)
-	require.NoError(t, err, "one allocation, two buffers")
-	got := make([]byte, x.Len())
-	require.NoError(t, ascendrt.Download(context.Background(), d, s, got, x.View()))
-	require.Equal(t, byte(0x42), got[len(got)-1])
-	submit(t, s, func(c *ascendrt.Commands) { c.Fill(again.View(), 0x43) })
-	require.NoError(t, x.FreeAfter(ascendrt.Point{}))
-	require.NoError(t, again.FreeAfter(ascendrt.Point{}))
+	basetest.SharedMemory(t, d, s)
 }
 
 // A driver without an optional call answers ErrUnsupported from that call alone.
@@ -353,14 +287,12 @@ func TestAbsentSymbol(t *testing.T) {
 	if !emulated {
 		t.Skip("needs the emulated driver")
 	}
-	child(t, "TestChildAbsent", "SLUICE_CUDA_EMU_HIDE=cuGraphExecKernelNodeSetParams")
-	child(t, "TestChildTooOld", "SLUICE_CUDA_EMU_HIDE=cuGraphInstantiateWithFlags")
+	basetest.Child(t, "TestChildAbsent", "SLUICE_CUDA_EMU_HIDE=cuGraphExecKernelNodeSetParams")
+	basetest.Child(t, "TestChildTooOld", "SLUICE_CUDA_EMU_HIDE=cuGraphInstantiateWithFlags")
 }
 
 func TestChildAbsent(t *testing.T) {
-	if os.Getenv("SLUICE_CUDA_CHILD") != t.Name() {
-		t.Skip("run by TestAbsentSymbol")
-	}
+	basetest.IsChild(t)
 	d, s := open(t, ascendrt.OpenOptions{})
 	require.Equal(t, ascendrt.UpdateNone, d.Caps().GraphUpdate)
 	o, err := d.Plan(ascendrt.OpSpec{Kind: ascendrt.OpAdd, Type: ascendrt.Float32, Attr: ascendrt.AddAttr{Dim: 4}})
@@ -381,9 +313,7 @@ func TestChildAbsent(t *testing.T) {
 }
 
 func TestChildTooOld(t *testing.T) {
-	if os.Getenv("SLUICE_CUDA_CHILD") != t.Name() {
-		t.Skip("run by TestAbsentSymbol")
-	}
+	basetest.IsChild(t)
 	_, err := Backend{}.Open(0, ascendrt.OpenOptions{})
 	require.ErrorIs(t, err, ascendrt.ErrUnavailable)
 	require.ErrorContains(t, err, "cuGraphInstantiateWithFlags")
