@@ -90,6 +90,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	_ "github.com/sluice-serving/sluice/ascendrt/internal/signals" // whose header loader.c includes
 )
 
 // Handles of the runtime, as pointers to C objects.

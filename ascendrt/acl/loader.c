@@ -1,8 +1,7 @@
 #define _GNU_SOURCE
 #include "shim.h"
+#include "../internal/signals/guard.h"
 #include <dlfcn.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,42 +10,6 @@ struct asc_acl_table ACL;
 struct asc_nnop_table NNOP;
 struct asc_hccl_table HCCL;
 struct asc_op_table OPS;
-
-static const int watched[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGQUIT, SIGTERM, SIGINT, SIGPROF, SIGURG, SIGPIPE, SIGSYS };
-enum { NWATCHED = sizeof watched / sizeof *watched };
-
-typedef struct {
-	sigset_t mask;
-	struct sigaction before[NWATCHED];
-} guard;
-
-// Threads that the library starts inherit this mask, so no asynchronous signal
-// of Go's runtime lands on them.
-static void guard_begin(guard *g) {
-	sigset_t block;
-	sigemptyset(&block);
-	const int async[] = { SIGPROF, SIGURG, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD, SIGALRM, SIGVTALRM, SIGPIPE, SIGWINCH };
-	for (size_t i = 0; i < sizeof async / sizeof *async; i++) sigaddset(&block, async[i]);
-	pthread_sigmask(SIG_BLOCK, &block, &g->mask);
-	for (int i = 0; i < NWATCHED; i++) sigaction(watched[i], NULL, &g->before[i]);
-	// The runtime's trace module would take these signals from Go.
-	setenv("ASCEND_COREDUMP_SIGNAL", "none", 0);
-}
-
-static int guard_end(guard *g) {
-	int restored = 0;
-	for (int i = 0; i < NWATCHED; i++) {
-		struct sigaction now;
-		sigaction(watched[i], NULL, &now);
-		int same = now.sa_handler == g->before[i].sa_handler && now.sa_sigaction == g->before[i].sa_sigaction;
-		if (!same && !(now.sa_flags & SA_ONSTACK)) {
-			sigaction(watched[i], &g->before[i], NULL);
-			restored++;
-		}
-	}
-	pthread_sigmask(SIG_SETMASK, &g->mask, NULL);
-	return restored;
-}
 
 enum { MAX_HANDLES = 16, MAX_ABSENT = 96 };
 static void *handles[ASC_LIBS][MAX_HANDLES];
@@ -114,6 +77,8 @@ int asc_load(int lib, const char *const *candidates, int all, asc_lib *out) {
 	memset(out, 0, sizeof *out);
 	nabsent[lib] = nhandles[lib] = 0;
 	guard_begin(&g);
+	// The runtime's trace module would take these signals from Go.
+	setenv("ASCEND_COREDUMP_SIGNAL", "none", 0);
 	for (int i = 0; candidates[i] && nhandles[lib] < MAX_HANDLES && (all || nhandles[lib] == 0); i++) {
 		// The vendor's libraries find each other's symbols by this.
 		void *h = dlopen(candidates[i], RTLD_LAZY | RTLD_GLOBAL);

@@ -91,6 +91,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	_ "github.com/sluice-serving/sluice/ascendrt/internal/signals" // whose header loader.c includes
 )
 
 // Handles of the driver, as pointers to C objects.

@@ -1,8 +1,7 @@
 #define _GNU_SOURCE
 #include "shim.h"
+#include "../internal/signals/guard.h"
 #include <dlfcn.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include "libs.h"
@@ -11,40 +10,6 @@ struct sl_cuda_table CU;
 struct sl_nvrtc_table NVRTC;
 struct sl_lt_table LT;
 struct sl_nccl_table NCCL;
-
-static const int watched[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGQUIT, SIGTERM, SIGINT, SIGPROF, SIGURG, SIGPIPE };
-enum { NWATCHED = sizeof watched / sizeof *watched };
-
-typedef struct {
-	sigset_t mask;
-	struct sigaction before[NWATCHED];
-} guard;
-
-// Threads that the library starts inherit this mask, so no asynchronous signal
-// of Go's runtime lands on them.
-static void guard_begin(guard *g) {
-	sigset_t block;
-	sigemptyset(&block);
-	const int async[] = { SIGPROF, SIGURG, SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGCHLD, SIGALRM, SIGVTALRM, SIGPIPE, SIGWINCH };
-	for (size_t i = 0; i < sizeof async / sizeof *async; i++) sigaddset(&block, async[i]);
-	pthread_sigmask(SIG_BLOCK, &block, &g->mask);
-	for (int i = 0; i < NWATCHED; i++) sigaction(watched[i], NULL, &g->before[i]);
-}
-
-static int guard_end(guard *g) {
-	int restored = 0;
-	for (int i = 0; i < NWATCHED; i++) {
-		struct sigaction now;
-		sigaction(watched[i], NULL, &now);
-		int same = now.sa_handler == g->before[i].sa_handler && now.sa_sigaction == g->before[i].sa_sigaction;
-		if (!same && !(now.sa_flags & SA_ONSTACK)) {
-			sigaction(watched[i], &g->before[i], NULL);
-			restored++;
-		}
-	}
-	pthread_sigmask(SIG_SETMASK, &g->mask, NULL);
-	return restored;
-}
 
 static const char *absent[SL_LIBS][64];
 static int nabsent[SL_LIBS];
