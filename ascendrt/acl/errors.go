@@ -3,8 +3,6 @@
 package acl
 
 import (
-	"fmt"
-
 	"github.com/sluice-serving/sluice/ascendrt"
 )
 
@@ -124,11 +122,7 @@ func invalid(call, text string, class error) error {
 	return &ascendrt.Error{Backend: name, Call: call, Text: text, Command: -1, Class: class}
 }
 
-// need opens a library for a call; its error says what to do.
+// need opens a library for a call.
 func need(call string, l library) error {
-	b := use(l)
-	if b.OK {
-		return nil
-	}
-	return invalid(call, fmt.Sprintf("%v: %s: %s", l, b.Problem, advice(l)), ascendrt.ErrUnavailable)
+	return use(l).Need(name, call, l.String(), advice(l))
 }

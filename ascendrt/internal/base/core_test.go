@@ -498,4 +498,9 @@ func TestLibraryReports(t *testing.T) {
 		Libraries: []ascendrt.Library{{Name: "a.so", Path: "/lib/a.so", Version: "1.2"}, {Name: "b.so", Problem: "not there"}, {Name: "c.so", Problem: "not there"}},
 		Missing:   []string{"newCall is absent from /lib/a.so", "b: install it"},
 	}, r)
+	require.NoError(t, (&Library{OK: true}).Need("test", "plan", "b.so", "install it"))
+	err := (&Library{Problem: "not there"}).Need("test", "plan", "b.so", "install it")
+	require.ErrorIs(t, err, ascendrt.ErrUnavailable)
+	require.ErrorContains(t, err, "test: plan")
+	require.ErrorContains(t, err, "b.so: not there: install it")
 }

@@ -18,6 +18,15 @@ type Library struct {
 	Absent   []string // optional symbols
 }
 
+// Need is the error of a call that needs the library, if it is not there: it says
+// what to do.
+func (b *Library) Need(backend, call, name, advice string) error {
+	if b.OK {
+		return nil
+	}
+	return &ascendrt.Error{Backend: backend, Call: call, Text: name + ": " + b.Problem + ": " + advice, Command: -1, Class: ascendrt.ErrUnavailable}
+}
+
 // Report adds to r what was found of the library; without says what its absence
 // takes away, "" for one without which nothing works.
 func (b *Library) Report(r *ascendrt.Report, name, without string) {
