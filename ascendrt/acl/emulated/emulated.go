@@ -12,6 +12,8 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+
+	"github.com/sluice-serving/sluice/ascendrt/internal/builds"
 )
 
 // Variable says to package acl where the runtime is.
@@ -47,52 +49,26 @@ func Build(o Options) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		cache = os.TempDir()
-	}
-	final := filepath.Join(cache, "sluice", "ascend-emu-"+sum)
-	if _, err := os.Stat(final); err == nil {
-		return final, nil
-	}
-	if err := os.MkdirAll(filepath.Dir(final), 0o755); err != nil {
-		return "", err
-	}
-	unlock, err := lock(final + ".lock")
-	if err != nil {
-		return "", err
-	}
-	defer unlock()
-	if _, err := os.Stat(final); err == nil { // built while we waited
-		return final, nil
-	}
-	tmp, err := os.MkdirTemp(filepath.Dir(final), "building-")
-	if err != nil {
-		return "", err
-	}
-	defer os.RemoveAll(tmp)
-	c := exec.Command("sh", append([]string{script, tmp}, o.Flags...)...)
-	c.Env = append(os.Environ(), "HIDE="+strings.Join(o.Hide, " "))
-	if len(o.Hide) > 0 { // another link of the same objects
-		base, err := Build(Options{Flags: o.Flags})
-		if err != nil {
-			return "", err
+	return builds.Folder("ascend-emu-"+sum, func(to string) error {
+		c := exec.Command("sh", append([]string{script, to}, o.Flags...)...)
+		c.Env = append(os.Environ(), "HIDE="+strings.Join(o.Hide, " "))
+		if len(o.Hide) > 0 { // another link of the same objects
+			base, err := Build(Options{Flags: o.Flags})
+			if err != nil {
+				return err
+			}
+			c.Env = append(c.Env, "OBJ="+filepath.Join(base, "obj"))
 		}
-		c.Env = append(c.Env, "OBJ="+filepath.Join(base, "obj"))
-	}
-	if out, err := c.CombinedOutput(); err != nil {
+		out, err := c.CombinedOutput()
+		if err == nil {
+			return nil
+		}
 		err = fmt.Errorf("the emulated libraries do not compile: %w\n%s", err, out)
-		if len(o.Flags) > 0 { // the compiler may lack a sanitizer
-			return "", err
+		if len(o.Flags) == 0 { // with some, the compiler may lack a sanitizer
+			panic(err)
 		}
-		panic(err)
-	}
-	if err := os.Rename(tmp, final); err != nil {
-		if _, serr := os.Stat(final); serr != nil { // another process may have been first
-			return "", err
-		}
-	}
-	return final, nil
+		return err
+	})
 }
 
 func hash(dir string, more []string) (string, error) {

@@ -10,6 +10,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+
+	"github.com/sluice-serving/sluice/ascendrt/internal/builds"
 )
 
 // The variables say to package cuda where the libraries are.
@@ -43,42 +45,23 @@ func Build() (string, error) {
 		}
 		h.Write(data)
 	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		cache = os.TempDir()
-	}
-	final := filepath.Join(cache, "sluice", fmt.Sprintf("cuda-emu-%x", h.Sum(nil)[:8]))
-	if _, err := os.Stat(final); err == nil {
-		return final, nil
-	}
-	if err := os.MkdirAll(filepath.Dir(final), 0o755); err != nil {
-		return "", err
-	}
-	dir, err := os.MkdirTemp(filepath.Dir(final), "building-")
-	if err != nil {
-		return "", err
-	}
-	defer os.RemoveAll(dir)
-	flags := []string{"-std=c++17", "-O2", "-g", "-ffp-contract=off", "-fPIC", "-shared"}
-	for lib, parts := range map[string][]string{
-		driverName:   {"driver.cc", "run.cc", "kernels.cc"},
-		compilerName: {"nvrtc.cc"},
-	} {
-		args := append([]string{}, flags...)
-		for _, p := range parts {
-			args = append(args, filepath.Join(root, "emu", p))
+	return builds.Folder(fmt.Sprintf("cuda-emu-%x", h.Sum(nil)[:8]), func(dir string) error {
+		flags := []string{"-std=c++17", "-O2", "-g", "-ffp-contract=off", "-fPIC", "-shared"}
+		for lib, parts := range map[string][]string{
+			driverName:   {"driver.cc", "run.cc", "kernels.cc"},
+			compilerName: {"nvrtc.cc"},
+		} {
+			args := append([]string{}, flags...)
+			for _, p := range parts {
+				args = append(args, filepath.Join(root, "emu", p))
+			}
+			args = append(args, "-o", filepath.Join(dir, lib), "-lpthread", "-ldl")
+			if out, err := exec.Command(cxx, args...).CombinedOutput(); err != nil {
+				panic(fmt.Sprintf("the emulated %s does not compile: %v\n%s", lib, err, out))
+			}
 		}
-		args = append(args, "-o", filepath.Join(dir, lib), "-lpthread", "-ldl")
-		if out, err := exec.Command(cxx, args...).CombinedOutput(); err != nil {
-			panic(fmt.Sprintf("the emulated %s does not compile: %v\n%s", lib, err, out))
-		}
-	}
-	if err := os.Rename(dir, final); err != nil {
-		if _, serr := os.Stat(final); serr != nil { // another process may have been first
-			return "", err
-		}
-	}
-	return final, nil
+		return nil
+	})
 }
 
 const (

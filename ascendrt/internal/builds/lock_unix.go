@@ -1,6 +1,6 @@
 //go:build unix
 
-package emulated
+package builds
 
 import (
 	"os"
