@@ -72,12 +72,17 @@ func (t *translator) open() {
 // translate works up to the first wrong command; n is its index, the number of
 // commands if there is none.
 func (t *translator) translate(c *ascendrt.Commands) (n int, err error) {
-	n, err = t.Each(&t.d.Core, c, t.command)
+	step := t.one
+	if len(t.updatable) > 0 {
+		step = t.updated
+	}
+	n, err = t.Each(&t.d.Core, c, step)
 	t.target = 0
 	return n, err
 }
 
-func (t *translator) command(r ascendrt.Record) error {
+// updated is one for a capture with updatable commands.
+func (t *translator) updated(r ascendrt.Record) error {
 	t.target, t.opened = 1+slices.Index(t.updatable, ascendrt.OpRef(r.Index)), false
 	before := len(t.Words)
 	if err := t.one(r); err != nil {

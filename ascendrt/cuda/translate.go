@@ -69,10 +69,15 @@ func (t *translator) start(k *kernel, grid [3]int, block int, shared uint64, par
 // translate works up to the first wrong command; n is its index, the number of
 // commands if there is none.
 func (t *translator) translate(c *ascendrt.Commands) (n int, err error) {
-	return t.Each(&t.d.Core, c, t.command)
+	step := t.one
+	if len(t.updatable) > 0 {
+		step = t.updated
+	}
+	return t.Each(&t.d.Core, c, step)
 }
 
-func (t *translator) command(r ascendrt.Record) error {
+// updated is one for a capture with updatable commands.
+func (t *translator) updated(r ascendrt.Record) error {
 	before, node := len(t.Words), slices.Index(t.updatable, ascendrt.OpRef(r.Index))
 	if err := t.one(r); err != nil {
 		return err
