@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/go-zeromq/zmq4"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-serving/sluice/kvcache"
@@ -116,4 +117,33 @@ func TestHostilePeers(t *testing.T) {
 	require.Len(t, sub.recv(t), 3)
 	require.NoError(t, p.Close())
 	require.NoError(t, sub.conn.Close())
+}
+
+// A stranger who asks for signs of life and reads none has little kept for it: of
+// what a PING carries the 16 bytes come back that the protocol allows.
+func TestPingsCostLittle(t *testing.T) {
+	p := start(t, Config{})
+	c := dial(t, p.Addr(), zmq4.Sub)
+	context := strings.Repeat("x", 16)
+	for _, more := range []string{"", "y", strings.Repeat("y", maxFrame/2)} {
+		_, err := c.conn.Write(command("PING", []byte("\x00\x64"+context+more)))
+		require.NoError(t, err)
+		frames, isCommand, err := readMessage(c.r, 1<<30)
+		require.NoError(t, err)
+		require.True(t, isCommand)
+		require.Equal(t, "\x04PONG"+context, string(frames[0]))
+	}
+	require.NoError(t, c.conn.Close())
+	require.NoError(t, p.Close())
+}
+
+// Without a replay no batch is kept for one.
+func TestNothingIsKeptWithoutReplay(t *testing.T) {
+	for _, replay := range []string{"", "tcp://127.0.0.1:0"} {
+		p := start(t, Config{Replay: replay})
+		require.NoError(t, p.Publish(events(t, cached(t), kvcache.Namespace{}, 1)))
+		require.NoError(t, p.Close())
+		require.EqualValues(t, 1, p.Stats().Batches)
+		require.Equal(t, replay != "", len(p.buffer) > 0)
+	}
 }

@@ -13,6 +13,7 @@ import (
 const (
 	handshakeTimeout = 10 * time.Second
 	maxTopics        = 1 << 10 // of one subscriber
+	maxContext       = 16      // bytes of a PING's context, after the ZMTP specification (rfc.zeromq.org/spec/37)
 )
 
 var errTopics = fmt.Errorf("publish: more than %d subscriptions of one peer", maxTopics)
@@ -120,11 +121,8 @@ func (q *peer) command(body []byte) error {
 	case "CANCEL":
 		return q.subscribe(string(data), -1)
 	case "PING":
-		if len(data) > 2 {
-			data = data[2:] // behind the time to live stands the context to send back
-		} else {
-			data = nil
-		}
+		data = data[min(2, len(data)):] // behind the time to live stands the context to send back
+		data = data[:min(maxContext, len(data))]
 		q.out.put(command("PONG", data)) // who has no room for it hears from us anyway
 	}
 	return nil

@@ -42,7 +42,7 @@ type Publisher struct {
 	closed bool
 	next   uint64             // sequence number of the next batch
 	live   map[*peer]struct{} // connections of both sockets
-	buffer []stored           // ring of the latest batches
+	buffer []stored           // ring of the latest batches; empty without replay
 	first  int                // index of the oldest
 	stats  Stats
 }
@@ -208,7 +208,9 @@ func (p *Publisher) run() {
 		}
 		m := message(p.topic, seqBytes(b.seq), payload)
 		p.mu.Lock()
-		p.remember(stored{b.seq, payload})
+		if p.router != nil {
+			p.remember(stored{b.seq, payload})
+		}
 		p.stats.Batches++
 		p.stats.Events += uint64(len(b.events))
 		for q := range p.live {
