@@ -107,10 +107,11 @@ func TestDevicePushIsFenced(t *testing.T) {
 		d := newOnDevice(t, backend, "d-1", Consumer, 2, hook)
 		at := p.prefill(99, 9, 60)
 		var once sync.Once
-		begun, fetched := make(chan struct{}), make(chan struct{})
+		answered, begun, fetched := make(chan struct{}), make(chan struct{}), make(chan struct{})
 		hook.before = func() {
 			once.Do(func() {
 				close(begun)
+				<-answered // it is asked again below
 				eventually(t, "P has given up", func() bool { return p.stats().PushesNow == 0 })
 				var done bool
 				p.ask("overwrite", &done)
@@ -121,6 +122,7 @@ func TestDevicePushIsFenced(t *testing.T) {
 		d.load(r, 30)
 		var parts int
 		p.ask("push 1 33 1 x", &parts)
+		close(answered)
 		<-begun
 		d.s.Finished(r, nil, connector.End{Reason: connector.EndAbort})
 		d.flush()
@@ -155,15 +157,18 @@ func TestDevicePushWhosePrefillerIsKilled(t *testing.T) {
 				usual := d.s.cfg.Load
 				d.s.cfg.Load = 500 * time.Millisecond // which then decides
 				at := p.prefill(99, 9, 60)
+				answered := make(chan struct{})
+				kill := func() { <-answered; p.kill() }
 				if when == "before the copy" {
-					hook.before = p.kill
+					hook.before = kill
 				} else {
-					hook.after = p.kill
+					hook.after = kill
 				}
 				r := remote(1, 33, p.toDecoder(at, "x"))
 				d.load(r, 30)
 				var parts int
 				p.ask("push 1 33 1 x", &parts)
+				close(answered)
 				require.Error(t, d.failedLoad(r.ID))
 				hook.before, hook.after = nil, nil
 				d.s.cfg.Load = usual
