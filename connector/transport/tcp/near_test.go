@@ -266,12 +266,13 @@ func TestStalledFetchIsNotRepeated(t *testing.T) {
 	x, y, segs, _, write, _, _ := nearSides(t, Config{Near: newBeside(), StallTimeout: 200 * time.Millisecond}, Config{Near: nb})
 	p, err := x.Connect(t.Context(), y.Address())
 	require.NoError(t, err)
-	goOn := make(chan struct{})
+	begun, goOn := make(chan struct{}, 9), make(chan struct{})
 	fetches := 0
-	nb.fetching = func() { fetches++; <-goOn }
+	nb.fetching = func() { fetches++; begun <- struct{}{}; <-goOn }
 	err = p.Write(t.Context(), write, segs[:1])
 	require.ErrorIs(t, err, transport.ErrStalled)
 	require.Equal(t, []int{0}, transport.FailedSegments(err, 1))
+	<-begun // it had all of the offer, however late it comes to it
 	close(goOn)
 	require.NoError(t, p.Close())
 	require.NoError(t, y.Close())
@@ -413,7 +414,7 @@ func TestCloseWatchedConnections(t *testing.T) {
 
 func TestHostileNeighbours(t *testing.T) {
 	near := newBeside()
-	s, err := New(Config{Near: near, StallTimeout: 200 * time.Millisecond, DialTimeout: 200 * time.Millisecond})
+	s, err := New(Config{Near: near})
 	require.NoError(t, err)
 	defer s.Close()
 	mem := make(transport.Host, 8192)

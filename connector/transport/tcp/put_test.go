@@ -253,11 +253,12 @@ func TestStalledPutIsNotRepeated(t *testing.T) {
 	nb := newBeside()
 	s := newPutSides(t, Config{Near: besideBlocks{newBeside()}, StallTimeout: 200 * time.Millisecond}, Config{Near: besideBlocks{nb}})
 	p := s.connect(t)
-	goOn := make(chan struct{})
-	nb.fetching = func() { <-goOn }
+	begun, goOn := make(chan struct{}, 9), make(chan struct{})
+	nb.fetching = func() { begun <- struct{}{}; <-goOn }
 	err := transport.WriteBlocks(t.Context(), p, s.c, s.b)
 	require.ErrorIs(t, err, transport.ErrStalled)
 	require.Len(t, transport.FailedSegments(err, len(s.b.Local)), len(s.b.Local))
+	<-begun // it had all of the offer, however late it comes to it
 	close(goOn)
 	require.NoError(t, p.Close())
 	require.NoError(t, s.y.Close())

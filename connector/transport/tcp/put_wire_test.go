@@ -185,10 +185,10 @@ func FuzzServePuts(f *testing.F) {
 // Streams with wrong offers of units end, cost no memory of anybody's and write nothing.
 func TestHostilePuts(t *testing.T) {
 	near := newBeside()
-	s, err := New(Config{Near: besideBlocks{near}, StallTimeout: 200 * time.Millisecond, DialTimeout: 200 * time.Millisecond})
+	s, err := New(Config{Near: besideBlocks{near}})
 	require.NoError(t, err)
 	defer s.Close()
-	bare, err := New(Config{StallTimeout: 200 * time.Millisecond, DialTimeout: 200 * time.Millisecond})
+	bare, err := New(Config{})
 	require.NoError(t, err)
 	defer bare.Close()
 	for name, raw := range hostilePuts() {

@@ -162,7 +162,7 @@ func TestTicketRevokedWhileUnitsAreCopied(t *testing.T) {
 // end the connection.
 func TestHostileTickets(t *testing.T) {
 	near := newBeside()
-	s, err := New(Config{Near: besideBlocks{near}, StallTimeout: 200 * time.Millisecond, DialTimeout: 200 * time.Millisecond})
+	s, err := New(Config{Near: besideBlocks{near}})
 	require.NoError(t, err)
 	defer s.Close()
 	d := &desk{m: map[string]transport.Capability{}}

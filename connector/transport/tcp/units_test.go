@@ -460,10 +460,10 @@ func FuzzServeUnits(f *testing.F) {
 // Streams with wrong requests of units end, and cost no memory of anybody's.
 func TestHostileUnits(t *testing.T) {
 	near := newBeside()
-	s, err := New(Config{Near: besideBlocks{near}, StallTimeout: 200 * time.Millisecond, DialTimeout: 200 * time.Millisecond})
+	s, err := New(Config{Near: besideBlocks{near}})
 	require.NoError(t, err)
 	defer s.Close()
-	bare, err := New(Config{StallTimeout: 200 * time.Millisecond, DialTimeout: 200 * time.Millisecond})
+	bare, err := New(Config{})
 	require.NoError(t, err)
 	defer bare.Close()
 	for name, raw := range hostileUnits() {
