@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"encoding/binary"
 	"fmt"
+	"io"
+	"log/slog"
 	"net"
 	"os/exec"
 	"testing"
@@ -86,6 +88,39 @@ func TestConnectToNobody(t *testing.T) {
 		_, err := New(c)
 		require.Error(t, err, "%+v", c)
 	}
+}
+
+// logged takes what is logged, a line each.
+type logged chan string
+
+func (l logged) Write(b []byte) (int, error) {
+	select {
+	case l <- string(b):
+	default: // nobody reads on
+	}
+	return len(b), nil
+}
+
+// Why there is no connection is said once, also where somebody listens who is no
+// subscriber, and again when one was lost.
+func TestConnectSaysWhyNot(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	log := make(logged, 9)
+	p := start(t, Config{Attach: Connect, Endpoint: "tcp://" + l.Addr().String(), Log: slog.New(slog.NewTextHandler(log, nil))})
+	for range 2 {
+		conn, err := l.Accept()
+		require.NoError(t, err)
+		_, err = conn.Write(append(greeting(), ready("PUB")...))
+		require.NoError(t, err)
+		_, _ = io.Copy(io.Discard, conn) // until it hangs up
+		require.NoError(t, conn.Close())
+	}
+	require.Contains(t, <-log, `the peer's socket is \"PUB\", ours PUB`)
+	require.NoError(t, taken(t, l).conn.Close())
+	require.NotContains(t, <-log, "<nil>")
+	require.NoError(t, p.Close())
+	require.NoError(t, l.Close())
 }
 
 // A SUB socket of libzmq that listens reads what a publisher sends that connects to it.

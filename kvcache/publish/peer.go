@@ -34,35 +34,35 @@ type peer struct {
 	topics map[string]int // subscriptions, counted
 }
 
-// serve runs a connection of one of the sockets until it ends, and reports
-// whether the peers understood each other.
-func (p *Publisher) serve(conn net.Conn, kind socket) bool {
+// serve runs a connection of one of the sockets until it ends. It reports whether
+// the peers understood each other, and why it has ended.
+func (p *Publisher) serve(conn net.Conn, kind socket) (understood bool, err error) {
 	defer conn.Close()
 	q := &peer{
 		p: p, kind: kind, conn: conn, r: bufio.NewReader(conn), out: newOutbox(p.cfg.HighWater),
 		gone: make(chan struct{}), done: make(chan struct{}), topics: map[string]int{},
 	}
 	if !p.add(q) {
-		return false
+		return false, ErrClosed
 	}
 	defer p.remove(q)
 	if err := handshake(q.r, conn, kind); err != nil {
 		p.cfg.Log.Debug("handshake refused", "peer", conn.RemoteAddr(), "error", err)
-		return false
+		return false, err
 	}
 	if !p.shaken(q) {
-		return false
+		return false, ErrClosed
 	}
 	go func() {
 		defer close(q.done)
 		q.write()
 	}()
-	err := q.read()
+	err = q.read()
 	close(q.gone)
 	conn.Close()
 	<-q.done
 	p.cfg.Log.Debug("peer left", "peer", conn.RemoteAddr(), "error", err)
-	return true
+	return true, err
 }
 
 // write sends what is queued until the reader ends, or the publisher asks for the

@@ -270,7 +270,7 @@ func (p *Publisher) accept(l net.Listener, kind socket) {
 			p.peers.Add(1)
 			go func() {
 				defer p.peers.Done()
-				p.serve(conn, kind)
+				_, _ = p.serve(conn, kind) // it has logged why it ended
 			}()
 		}
 	}()
@@ -290,8 +290,11 @@ func (p *Publisher) connect(ctx context.Context) {
 	for retry := minRetry; ; retry = min(2*retry, maxRetry) {
 		d := net.Dialer{Timeout: handshakeTimeout}
 		conn, err := d.DialContext(ctx, "tcp", addr)
-		if err == nil && p.serve(conn, pubSocket) {
-			retry, level = minRetry, slog.LevelWarn
+		if err == nil {
+			var understood bool
+			if understood, err = p.serve(conn, pubSocket); understood {
+				retry, level = minRetry, slog.LevelWarn
+			}
 		}
 		select {
 		case <-ctx.Done():
