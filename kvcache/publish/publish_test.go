@@ -295,31 +295,29 @@ func TestSlowSubscriber(t *testing.T) {
 func TestQueueFull(t *testing.T) {
 	p := start(t, Config{Queue: 1})
 	sub := subscribe(t, p, "")
-	p.mu.Lock() // the loop cannot hand out while we hold this
-	held := true
-	defer func() {
-		if held {
-			p.mu.Unlock()
-		}
-	}()
-	var seqs []uint64
-	for range 5 {
-		b := batch{seq: p.next, events: []kvcache.Event{{Kind: kvcache.Cleared}}}
-		p.next++
-		select {
-		case p.queue <- b:
-			seqs = append(seqs, b.seq)
+	slow := []kvcache.Event{{Kind: kvcache.Stored, Tokens: make([]kvcache.Token, 1<<16)}} // to encode
+	var sent []uint64
+	dropped := uint64(0)
+	for seq := uint64(0); dropped < 3; seq++ {
+		switch err := p.Publish(slow); err {
+		case nil:
+			sent = append(sent, seq)
 		default:
+			require.ErrorIs(t, err, ErrQueueFull)
+			dropped++
 		}
 	}
-	p.mu.Unlock()
-	held = false
-	require.NotEmpty(t, seqs)
-	for _, s := range seqs {
-		require.Equal(t, s, binary.BigEndian.Uint64(sub.recv(t)[1]))
+	await(t, "an empty queue", func() bool { return p.Stats().Batches == uint64(len(sent)) })
+	require.NoError(t, p.Publish(slow), "there is room again")
+	sent = append(sent, uint64(len(sent))+dropped)
+	for _, seq := range sent {
+		require.Equal(t, seq, binary.BigEndian.Uint64(sub.recv(t)[1]))
 	}
 	require.NoError(t, p.Close())
-	sub.conn.Close()
+	require.Equal(t, dropped, p.Stats().Overflow)
+	require.EqualValues(t, len(sent), p.Stats().Batches)
+	require.Zero(t, p.Stats().Dropped)
+	require.NoError(t, sub.conn.Close())
 }
 
 func TestConfig(t *testing.T) {
