@@ -31,8 +31,8 @@
 //	offer                          → done
 //
 // What was offered, here or below, and not answered before its connection broke is not sent
-// again: the peer may still be fetching. The first request behind a pause is the exception:
-// there the peer has most likely hung up in the pause.
+// again: the peer may still be fetching. Behind a pause it is looked first whether the peer
+// has hung up.
 //
 // Where both sides have a Near they exchange cards behind the hello, and the
 // same three kinds, flagged, move device memory, fetched by the device. Between

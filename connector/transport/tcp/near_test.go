@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -278,6 +279,55 @@ func TestStalledFetchIsNotRepeated(t *testing.T) {
 	require.NoError(t, y.Close())
 	require.Equal(t, 1, fetches)
 	require.Zero(t, x.Stats().Retries)
+}
+
+// The same when the connection breaks while the owner fetches, be it the first request
+// behind a pause.
+func TestBrokenFetchIsNotRepeated(t *testing.T) {
+	nb := newBeside()
+	var mine net.Conn
+	x, y, segs, _, write, _, _ := nearSides(t, Config{Near: newBeside(), Conns: 1, WrapConn: func(c net.Conn) net.Conn { mine = c; return c }}, Config{Near: nb})
+	p, err := x.Connect(t.Context(), y.Address())
+	require.NoError(t, err)
+	for i := range 2 {
+		fetches := 0
+		nb.fetching = func() { fetches++ }
+		require.NoError(t, p.Write(t.Context(), write, segs[:1]))
+		nb.fetching = func() { fetches++; mine.Close() }
+		err = p.Write(t.Context(), write, segs[:1])
+		require.ErrorIs(t, err, transport.ErrUnreachable)
+		require.Equal(t, []int{0}, transport.FailedSegments(err, 1))
+		require.Equal(t, 2, fetches, "round %d", i)
+	}
+	require.Zero(t, x.Stats().Retries)
+	require.NoError(t, p.Close())
+}
+
+// hungUp sees the end of a connection at once, whatever lies between it and the socket.
+func TestHungUp(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	for name, wrap := range map[string]func(net.Conn) net.Conn{
+		"socket":  func(c net.Conn) net.Conn { return c },
+		"wrapped": func(c net.Conn) net.Conn { return struct{ net.Conn }{c} },
+	} {
+		here, err := net.Dial("tcp", ln.Addr().String())
+		require.NoError(t, err)
+		there, err := ln.Accept()
+		require.NoError(t, err)
+		w := newWire(wrap(here), time.Minute)
+		for range 3 {
+			require.False(t, w.hungUp(), name)
+		}
+		require.NoError(t, there.Close())
+		for !w.hungUp() {
+			time.Sleep(time.Millisecond)
+		}
+		require.True(t, w.hungUp(), name)
+		require.NoError(t, here.Close())
+		require.True(t, w.hungUp(), name)
+	}
 }
 
 // A write finds that the owner has hung up on an idle connection, and takes another one.

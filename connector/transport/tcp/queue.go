@@ -209,7 +209,7 @@ func (p *peer) halt(o *op, err error) {
 func (p *peer) settle(c *chunk, err error) {
 	o := c.op
 	if err != nil {
-		if o.err == nil {
+		if o.err == nil || c.shown && errors.Is(o.err, ErrFar) { // of the two, ErrFar would let it be sent again
 			o.err = err
 		}
 		for i := c.first; i <= c.last && i < len(o.failed); i++ {

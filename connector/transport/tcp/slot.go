@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"sync"
@@ -110,7 +111,7 @@ func (s *slot) run() {
 
 // next is the next chunk, waited for if there is nothing else to do.
 func (s *slot) next(only kind, wait bool) *chunk {
-	if !wait || s.w == nil || s.w.near == nil {
+	if !wait || s.w == nil || s.w.near == nil && !s.w.lend {
 		return s.p.take(s, only, wait)
 	}
 	for {
@@ -178,7 +179,7 @@ func (s *slot) broken(pending []*chunk, err error) []*chunk {
 		if s.idle { // the peer had hung up before, which says nothing about now
 			c.attempts--
 		}
-		if c.shown && (!s.idle || errors.Is(err, transport.ErrStalled)) {
+		if c.shown {
 			again = final // it may be fetching still, when the memory is another's long since
 		}
 		s.p.finish(c, err, again)
@@ -244,8 +245,12 @@ func (s *slot) start(c *chunk) (error, error) {
 	return s.w.sendData(s.id, &cursor{pieces: c.pieces}, c.total, func() error { return nil })
 }
 
-// show tells the peer where pieces lie that it then fetches.
+// show tells the peer where pieces lie that it then fetches. Whether a peer that hung up
+// behind this has fetched them cannot be told, so it is asked first.
 func (s *slot) show(c *chunk, h header, b []byte) error {
+	if s.idle && s.w.hungUp() {
+		return io.EOF
+	}
 	err := s.w.send(h, b)
 	c.shown = err == nil // else it has not got all of it
 	return err
