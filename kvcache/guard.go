@@ -4,29 +4,24 @@ import "slices"
 
 // This file keeps which leases and awaits protect which positions and copies.
 
-// linkLease enters a lease in its node's ring, the best first. What is new has
-// mostly the latest deadline: leases look for their place from the front, awaits from the end.
+// linkLease enters a lease in its node's ring, the best first. Its place is looked for
+// from both ends: what is new mostly belongs near one, what moves up near the other.
 func (c *Cache) linkLease(i, slot int32) {
 	first, l := &c.t.rest(i).leases, &c.leases[slot]
 	if *first == 0 {
 		l.next, l.prev, *first = slot, slot, slot
 		return
 	}
-	at, front := *first, false // what comes behind l in the ring
-	if l.kind == isAwait {
-		for !front && l.before(&c.leases[c.leases[at].prev]) {
-			at = c.leases[at].prev
-			front = at == *first
+	at, back := *first, *first // l comes in front of one of them
+	for c.leases[at].before(l) {
+		prev := c.leases[back].prev
+		if !l.before(&c.leases[prev]) {
+			at = back
+			break
 		}
-	} else {
-		front = !c.leases[at].before(l)
-		for c.leases[at].before(l) {
-			if at = c.leases[at].next; at == *first {
-				break
-			}
-		}
+		at, back = c.leases[at].next, prev
 	}
-	if front {
+	if at == *first && !c.leases[at].before(l) {
 		*first = slot
 	}
 	o := &c.leases[at]
