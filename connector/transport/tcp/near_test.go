@@ -289,15 +289,15 @@ func TestBrokenFetchIsNotRepeated(t *testing.T) {
 	x, y, segs, _, write, _, _ := nearSides(t, Config{Near: newBeside(), Conns: 1, WrapConn: func(c net.Conn) net.Conn { mine = c; return c }}, Config{Near: nb})
 	p, err := x.Connect(t.Context(), y.Address())
 	require.NoError(t, err)
-	for i := range 2 {
-		fetches := 0
-		nb.fetching = func() { fetches++ }
-		require.NoError(t, p.Write(t.Context(), write, segs[:1]))
-		nb.fetching = func() { fetches++; mine.Close() }
-		err = p.Write(t.Context(), write, segs[:1])
+	var fetches atomic.Int64
+	for i := range 2 { // other segments each time: the fetch before may still run
+		nb.fetching = func() { fetches.Add(1) }
+		require.NoError(t, p.Write(t.Context(), write, segs[2*i:2*i+1]))
+		nb.fetching = func() { fetches.Add(1); mine.Close() }
+		err = p.Write(t.Context(), write, segs[2*i+1:2*i+2])
 		require.ErrorIs(t, err, transport.ErrUnreachable)
 		require.Equal(t, []int{0}, transport.FailedSegments(err, 1))
-		require.Equal(t, 2, fetches, "round %d", i)
+		require.EqualValues(t, 2*(i+1), fetches.Load())
 	}
 	require.Zero(t, x.Stats().Retries)
 	require.NoError(t, p.Close())
@@ -321,9 +321,7 @@ func TestHungUp(t *testing.T) {
 			require.False(t, w.hungUp(), name)
 		}
 		require.NoError(t, there.Close())
-		for !w.hungUp() {
-			time.Sleep(time.Millisecond)
-		}
+		require.Eventually(t, w.hungUp, 20*time.Second, time.Millisecond, name)
 		require.True(t, w.hungUp(), name)
 		require.NoError(t, here.Close())
 		require.True(t, w.hungUp(), name)
