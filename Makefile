@@ -52,7 +52,7 @@ sanitize: ## the C code under the thread, address and undefined-behaviour saniti
 
 arm64: ## the C code for aarch64, and the tests of the pure rooms there; needs gcc/g++-aarch64-linux-gnu and qemu-user
 	SLUICE_ARM64=1 $(GO) test -count=1 -run 'Alone|CSideOnARM' ./ascendrt/acl ./ascendrt/cuda
-	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -count=1 -exec qemu-aarch64 ./scheduler ./kvcache ./graphs ./proxy/route ./connector
+	GOARCH=arm64 CGO_ENABLED=0 SLUICE_TEST_RUNNER=qemu-aarch64 $(GO) test -count=1 -exec qemu-aarch64 ./scheduler ./kvcache ./graphs ./proxy/route ./connector
 
 clean:
 	rm -rf bin build run

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -171,7 +172,8 @@ func TestOtherProcess(t *testing.T) {
 	}
 	self, err := os.Executable()
 	require.NoError(t, err)
-	cmd := exec.Command(self, "-test.run", "^TestExecutorProcess$")
+	words := append(strings.Fields(os.Getenv("SLUICE_TEST_RUNNER")), self, "-test.run", "^TestExecutorProcess$") // as go test -exec runs it
+	cmd := exec.Command(words[0], words[1:]...)
 	cmd.Env = append(os.Environ(), "SLUICE_TEST_EXECUTOR=1")
 	in, err := cmd.StdinPipe()
 	require.NoError(t, err)
