@@ -3,7 +3,6 @@ package tcp
 import (
 	"context"
 	"errors"
-	"math"
 	"sync"
 	"testing"
 	"time"
@@ -98,45 +97,17 @@ func TestWriteUnits(t *testing.T) {
 	}
 }
 
-// What is not granted, or is no unit of the region, is refused as a whole and touches
-// nothing.
+// A refused write touches nothing.
 func TestPutsRefused(t *testing.T) {
-	for name, c := range map[string]struct {
-		spoil func(s *unitSides)
-		want  error
-	}{
-		"a unit that is not granted":   {func(s *unitSides) { s.b.Remote[3] = 0 }, transport.ErrDenied},
-		"beyond all granted units":     {func(s *unitSides) { s.b.Remote[3] = unitCount - 1 }, transport.ErrDenied},
-		"out of the region":            {func(s *unitSides) { s.b.Remote[3] = unitCount }, transport.ErrRegion},
-		"far out of the region":        {func(s *unitSides) { s.b.Remote[3] = math.MaxInt32 }, transport.ErrRegion},
-		"no such region":               {func(s *unitSides) { s.b.Regions[1].Remote = 99 }, transport.ErrRegion},
-		"a region of other units":      {func(s *unitSides) { s.b.Regions[1].Remote = s.b.Regions[0].Remote }, transport.ErrRegion},
-		"units of another size":        {func(s *unitSides) { s.b.Regions[1].Bytes /= 2 }, transport.ErrRegion},
-		"a local unit out of region":   {func(s *unitSides) { s.b.Local[3] = unitCount }, transport.ErrRegion},
-		"a local region that is not":   {func(s *unitSides) { s.b.Regions[1].Local = 99 }, transport.ErrRegion},
-		"a revoked capability":         {func(s *unitSides) { s.y.Revoke(s.c) }, transport.ErrDenied},
-		"a capability of nobody":       {func(s *unitSides) { s.c[0] ^= 1 }, transport.ErrDenied},
-		"a capability to read":         {func(s *unitSides) { s.c = s.mustGrant(transport.PeerReads, -1) }, transport.ErrDenied},
-		"a capability of some regions": {func(s *unitSides) { s.c = s.mustGrant(transport.PeerWrites, 1) }, transport.ErrDenied},
-	} {
+	for name, x := range refusals(transport.PeerWrites, transport.PeerReads) {
 		t.Run(name, func(t *testing.T) {
 			s := newPutSides(t, blocksSide(), blocksSide())
-			p := s.connect(t)
-			good, key := s.b, s.c
-			s.b = transport.Blocks{Regions: append([]transport.RegionPair(nil), good.Regions...), Local: append([]int32(nil), good.Local...), Remote: append([]int32(nil), good.Remote...)}
-			c.spoil(s)
-			require.ErrorIs(t, transport.WriteBlocks(t.Context(), p, s.c, s.b), c.want)
-			s.untouched(t)
-			require.Zero(t, s.y.Stats().Fetched)
-			require.Zero(t, s.y.Stats().ServedWrites)
-			require.Zero(t, s.x.Stats().WrittenBytes)
-			require.Zero(t, s.x.Stats().Retries)
-			if name == "a revoked capability" {
-				return
-			}
-			s.b = good
-			require.NoError(t, transport.WriteBlocks(t.Context(), p, key, s.b), "the connection still works")
-			s.checkPut(t)
+			s.refuses(t, x, transport.WriteBlocks, func(t *testing.T) {
+				s.untouched(t)
+				require.Zero(t, s.y.Stats().Fetched)
+				require.Zero(t, s.y.Stats().ServedWrites)
+				require.Zero(t, s.x.Stats().WrittenBytes)
+			}, s.checkPut)
 		})
 	}
 }

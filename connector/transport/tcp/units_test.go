@@ -1,9 +1,11 @@
 package tcp
 
 import (
+	"context"
 	"encoding/binary"
 	"math"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -152,45 +154,62 @@ func TestReadUnits(t *testing.T) {
 	}
 }
 
-// What is not granted, or is no unit of the region, is refused as a whole and touches
-// nothing.
+// refusal is a request for units that is refused as a whole: what is not granted, or is no
+// unit of the region.
+type refusal struct {
+	spoil   func(s *unitSides)
+	want    error
+	revoked bool // nothing can be had by the capability afterwards
+}
+
+// refusals are those of what needs one access, where there is another.
+func refusals(access, other transport.Access) map[string]refusal {
+	return map[string]refusal{
+		"a unit that is not granted":   {func(s *unitSides) { s.b.Remote[3] = 0 }, transport.ErrDenied, false},
+		"beyond all granted units":     {func(s *unitSides) { s.b.Remote[3] = unitCount - 1 }, transport.ErrDenied, false},
+		"out of the region":            {func(s *unitSides) { s.b.Remote[3] = unitCount }, transport.ErrRegion, false},
+		"far out of the region":        {func(s *unitSides) { s.b.Remote[3] = math.MaxInt32 }, transport.ErrRegion, false},
+		"no such region":               {func(s *unitSides) { s.b.Regions[1].Remote = 99 }, transport.ErrRegion, false},
+		"a region of other units":      {func(s *unitSides) { s.b.Regions[1].Remote = s.b.Regions[0].Remote }, transport.ErrRegion, false},
+		"units of another size":        {func(s *unitSides) { s.b.Regions[1].Bytes /= 2 }, transport.ErrRegion, false},
+		"a local unit out of region":   {func(s *unitSides) { s.b.Local[3] = unitCount }, transport.ErrRegion, false},
+		"a local region that is not":   {func(s *unitSides) { s.b.Regions[1].Local = 99 }, transport.ErrRegion, false},
+		"a revoked capability":         {func(s *unitSides) { s.y.Revoke(s.c) }, transport.ErrDenied, true},
+		"a capability of nobody":       {func(s *unitSides) { s.c[0] ^= 1 }, transport.ErrDenied, false},
+		"a capability for the other":   {func(s *unitSides) { s.c = s.mustGrant(other, -1) }, transport.ErrDenied, false},
+		"a capability of some regions": {func(s *unitSides) { s.c = s.mustGrant(access, 1) }, transport.ErrDenied, false},
+	}
+}
+
+// refuses shows that a spoiled request is refused, after which untouched looks at both
+// sides, and that the connection works all the same.
+func (s *unitSides) refuses(t *testing.T, x refusal, move func(context.Context, transport.Peer, transport.Capability, transport.Blocks) error, untouched, check func(*testing.T)) {
+	p := s.connect(t)
+	good, key := s.b, s.c
+	s.b = transport.Blocks{Regions: slices.Clone(good.Regions), Local: slices.Clone(good.Local), Remote: slices.Clone(good.Remote)}
+	x.spoil(s)
+	require.ErrorIs(t, move(t.Context(), p, s.c, s.b), x.want)
+	untouched(t)
+	require.Zero(t, s.x.Stats().Retries)
+	if s.b = good; x.revoked {
+		require.ErrorIs(t, move(t.Context(), p, key, s.b), transport.ErrDenied)
+		return
+	}
+	require.NoError(t, move(t.Context(), p, key, s.b), "the connection still works")
+	check(t)
+}
+
+// A refused read touches nothing.
 func TestUnitsRefused(t *testing.T) {
-	for name, c := range map[string]struct {
-		spoil func(s *unitSides)
-		want  error
-	}{
-		"a unit that is not granted":   {func(s *unitSides) { s.b.Remote[3] = 0 }, transport.ErrDenied},
-		"beyond all granted units":     {func(s *unitSides) { s.b.Remote[3] = unitCount - 1 }, transport.ErrDenied},
-		"out of the region":            {func(s *unitSides) { s.b.Remote[3] = unitCount }, transport.ErrRegion},
-		"far out of the region":        {func(s *unitSides) { s.b.Remote[3] = math.MaxInt32 }, transport.ErrRegion},
-		"no such region":               {func(s *unitSides) { s.b.Regions[1].Remote = 99 }, transport.ErrRegion},
-		"a region of other units":      {func(s *unitSides) { s.b.Regions[1].Remote = s.b.Regions[0].Remote }, transport.ErrRegion},
-		"units of another size":        {func(s *unitSides) { s.b.Regions[1].Bytes /= 2 }, transport.ErrRegion},
-		"a local unit out of region":   {func(s *unitSides) { s.b.Local[3] = unitCount }, transport.ErrRegion},
-		"a local region that is not":   {func(s *unitSides) { s.b.Regions[1].Local = 99 }, transport.ErrRegion},
-		"a revoked capability":         {func(s *unitSides) { s.y.Revoke(s.c) }, transport.ErrDenied},
-		"a capability of nobody":       {func(s *unitSides) { s.c[0] ^= 1 }, transport.ErrDenied},
-		"a capability to write":        {func(s *unitSides) { s.c = s.mustGrant(transport.PeerWrites, -1) }, transport.ErrDenied},
-		"a capability of some regions": {func(s *unitSides) { s.c = s.mustGrant(transport.PeerReads, 1) }, transport.ErrDenied},
-	} {
+	for name, x := range refusals(transport.PeerReads, transport.PeerWrites) {
 		t.Run(name, func(t *testing.T) {
-			s := newUnitSides(t, Config{Near: besideBlocks{newBeside()}}, Config{Near: besideBlocks{newBeside()}})
-			p := s.connect(t)
-			good, key := s.b, s.c
-			s.b = transport.Blocks{Regions: append([]transport.RegionPair(nil), good.Regions...), Local: append([]int32(nil), good.Local...), Remote: append([]int32(nil), good.Remote...)}
-			c.spoil(s)
-			require.ErrorIs(t, transport.ReadBlocks(t.Context(), p, s.c, s.b), c.want)
-			for k := range s.mx {
-				require.Equal(t, make(transport.Host, len(s.mx[k])), s.mx[k])
-			}
-			require.Zero(t, s.x.Stats().Fetched)
-			require.Zero(t, s.x.Stats().Retries)
-			if name == "a revoked capability" {
-				return
-			}
-			s.b = good
-			require.NoError(t, transport.ReadBlocks(t.Context(), p, key, s.b), "the connection still works")
-			s.check(t)
+			s := newUnitSides(t, blocksSide(), blocksSide())
+			s.refuses(t, x, transport.ReadBlocks, func(t *testing.T) {
+				for k := range s.mx {
+					require.Equal(t, make(transport.Host, len(s.mx[k])), s.mx[k])
+				}
+				require.Zero(t, s.x.Stats().Fetched)
+			}, s.check)
 		})
 	}
 }
