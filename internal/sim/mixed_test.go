@@ -84,6 +84,34 @@ func TestGridIsExactAtItsPoints(t *testing.T) {
 	require.InDelta(t, stepTime(0, 0, 256, 0)/1e3, s.Prompt(256), 1e-8)
 }
 
+// A graph that its rows fill in part may take as long as a full one: where that was
+// measured it counts, and where it was not a padded row has no cache.
+func TestGraphsFilledInPart(t *testing.T) {
+	lines := gridLines()
+	for _, c := range gridContexts {
+		lines += fmt.Sprintf("m,step,9,FULL,%.6f,ms,%d,0,0\n", stepTime(15, float64(c), 0, 0), c)
+	}
+	s, err := ReadSteps(strings.NewReader(lines), "m")
+	require.NoError(t, err)
+	took := func(rows, padded int, mode graphs.Mode) float64 {
+		w := workOf(rows, 1152, 0, 0, mode)
+		w.Padded = padded
+		return 1e3 * s.Step(w, 0)
+	}
+	at := func(rows float64) float64 { return stepTime(rows, 1152, 0, 0) }
+	require.InDelta(t, at(15), took(9, 16, graphs.Full), 1e-6)
+	require.InDelta(t, at(15)+2.0/7*(at(16)-at(15)), took(11, 16, graphs.Full), 1e-6)
+	require.InDelta(t, at(16), took(16, 16, graphs.Full), 1e-6)
+	require.InDelta(t, at(8), took(8, 8, graphs.Full), 1e-6)
+	require.InDelta(t, stepTime(8, 5.0/8*1152, 0, 0), took(5, 8, graphs.Full), 1e-6, "4 fill another graph")
+	require.InDelta(t, stepTime(24, 17.0/24*1152, 0, 0), took(17, 24, graphs.Full), 1e-6, "and so do 16")
+
+	short := strings.Replace(lines, "m,step,9,FULL", "other,step,9,FULL", 1)
+	s, err = ReadSteps(strings.NewReader(short), "m")
+	require.NoError(t, err)
+	require.InDelta(t, stepTime(16, 9.0/16*1152, 0, 0), took(9, 16, graphs.Full), 1e-6, "not measured over each context")
+}
+
 // A graph of more tokens than rows takes their time, but reads the rows' cache alone;
 // a prompt that is larger than the grid's comes from the whole ones, with what its
 // prefix costs the largest of the grid.

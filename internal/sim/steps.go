@@ -32,6 +32,7 @@ type Steps struct {
 	prefill []point                 // seconds of a whole prompt by its tokens
 	mixed   *mixedGrid              // nil: none was measured
 	read    float64                 // seconds to read the KV of one token of context
+	ladder  []int32                 // sizes of graphs, ascending
 	beyond  beyond
 }
 
@@ -201,6 +202,11 @@ func (s *Steps) prepare(grid []mixedPoint) error {
 		s.read = (most.y - before.y) / (most.x - before.x) / short.context
 	}
 	s.read = max(s.read, 0)
+	d, err := graphs.New(graphs.Config{Mode: graphs.ModeFullAndPiecewise, MaxNumSeqs: 256, MaxNumBatchedTokens: 8192})
+	if err != nil {
+		return err
+	}
+	s.ladder = d.Ladder().Sizes
 	return nil
 }
 
@@ -220,12 +226,39 @@ func (s *Steps) curves(mode graphs.Mode) []curve {
 }
 
 // Padded is the time of a decode step that a graph of so many tokens replays, in
-// seconds: rows that are padded cost what rows cost, but their cache.
+// seconds. Where steps of no more rows were measured that filled the same graph in part,
+// the line through them and the whole one tells; else rows that are padded cost what
+// rows cost, but their cache.
 func (s *Steps) Padded(mode graphs.Mode, padded, rows, context float64) float64 {
-	if padded <= rows {
+	if padded <= rows || s.filled(mode, padded, rows) {
 		return s.Decode(mode, rows, context)
 	}
 	return s.Decode(mode, padded, rows*context/padded)
+}
+
+// filled tells whether, over every context, a step of at most so many rows was measured
+// that filled the graph of the padded size in part.
+func (s *Steps) filled(mode graphs.Mode, padded, rows float64) bool {
+	for _, c := range s.curves(mode) {
+		at, found := slices.BinarySearchFunc(c.points, rows, func(p point, x float64) int { return cmp.Compare(p.x, x) })
+		if !found {
+			at-- // the last one below
+		}
+		if at < 0 || s.graphOf(c.points[at].x) != padded {
+			return false
+		}
+	}
+	return true
+}
+
+// graphOf is the size of the graph that replays a decode step of so many rows, of those
+// that engines capture unless they are told otherwise; 0 beyond them.
+func (s *Steps) graphOf(rows float64) float64 {
+	at, _ := slices.BinarySearchFunc(s.ladder, rows, func(size int32, x float64) int { return cmp.Compare(float64(size), x) })
+	if at == len(s.ladder) {
+		return 0
+	}
+	return float64(s.ladder[at])
 }
 
 // Decode is the time of a step of so many sequences with so many tokens of

@@ -34,18 +34,21 @@ type point struct {
 // axes are the values whose combinations the grid has.
 type axes struct {
 	batches, contexts         []int // of decodes alone
+	between                   []int // more of these batches, in FULL graphs alone
 	decodes, chunks, prefixes []int // of steps with a prompt row
 	beside                    int   // context of the decodes in these
 }
 
-// points are the steps in the order of their value: decodes, prompt rows beside
-// decodes and alone, decodes without FULL graphs, and one-token tails in the place of
-// one of the decodes.
+// points are the steps in the order of their value: decodes, among them those that fill
+// a graph in part, prompt rows beside decodes and alone, decodes without FULL graphs, and
+// one-token tails in the place of one of the decodes.
 func (a axes) points() []point {
 	var out []point
-	for _, c := range a.contexts {
-		for _, n := range a.batches {
-			out = append(out, point{decodes: n, context: c})
+	for _, batches := range [][]int{a.batches, a.between} {
+		for _, c := range a.contexts {
+			for _, n := range batches {
+				out = append(out, point{decodes: n, context: c})
+			}
 		}
 	}
 	for _, d := range a.decodes {

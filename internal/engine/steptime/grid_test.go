@@ -16,7 +16,7 @@ import (
 
 func tinyGrid(file string) options {
 	return options{
-		device: "host", models: "tiny", batches: "1,2", contexts: "40,20", decodes: "2,0", chunks: "1,8,24", prefixes: "0,33", repeat: 1, block: 16, file: file,
+		device: "host", models: "tiny", batches: "1,2", between: "3", contexts: "40,20", decodes: "2,0", chunks: "1,8,24", prefixes: "0,33", repeat: 1, block: 16, file: file,
 	}
 }
 
@@ -38,7 +38,7 @@ func TestGridOnHost(t *testing.T) {
 	require.NoError(t, runGrid(t.Context(), tinyGrid(file), &out))
 	all := measured(out.String())
 	require.Equal(t, []string{
-		"1,FULL,40,0,0", "2,FULL,40,0,0", "1,FULL,20,0,0", "2,FULL,20,0,0",
+		"1,FULL,40,0,0", "2,FULL,40,0,0", "1,FULL,20,0,0", "2,FULL,20,0,0", "3,FULL,40,0,0", "3,FULL,20,0,0",
 		"2,PIECEWISE,40,1,0", "2,NONE,40,8,0", "2,NONE,40,24,0", "2,PIECEWISE,40,1,33", "2,NONE,40,8,33", "2,NONE,40,24,33",
 		"0,PIECEWISE,0,1,0", "0,NONE,0,8,0", "0,NONE,0,24,0", "0,PIECEWISE,0,1,33", "0,NONE,0,8,33", "0,NONE,0,24,33",
 		"1,PIECEWISE,40,0,0", "2,PIECEWISE,40,0,0", "1,PIECEWISE,20,0,0", "2,PIECEWISE,20,0,0",
@@ -59,7 +59,7 @@ func TestGridOnHost(t *testing.T) {
 	require.Regexp(t, `(?m)^tiny,step,2,PIECEWISE,\d+\.\d{4},ms,40,1,33$`, string(raw), "as the simulator reads it")
 
 	o := tinyGrid(filepath.Join(t.TempDir(), "none.csv"))
-	o.limit = time.Nanosecond
+	o.limit, o.between = time.Nanosecond, ""
 	out.Reset()
 	require.NoError(t, runGrid(t.Context(), o, &out))
 	require.Empty(t, measured(out.String()), "no step begins behind the limit")
@@ -110,6 +110,7 @@ func TestGridSaysWhatIsWrong(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte("# X\ntiny,step,1,FULL,0.5,ms,40\n"), 0o600))
 	for want, change := range map[string]func(*options){
 		`--batch: "x" is no number of at least 1`:                             func(o *options) { o.batches = "x" },
+		`--between: "0" is no number of at least 1`:                           func(o *options) { o.between = "0" },
 		`--contexts: "1" is no number of at least 2`:                          func(o *options) { o.contexts = "64,1" },
 		`--chunks: "0" is no number of at least 1`:                            func(o *options) { o.chunks = "0" },
 		`--prefixes: "-1" is no number of at least 0`:                         func(o *options) { o.prefixes = "-1" },

@@ -40,9 +40,9 @@ type options struct {
 	device, models, batches, prefills, modes string
 	context, steps, block, repeat            int
 
-	grid                                      bool
-	contexts, decodes, chunks, prefixes, file string
-	limit                                     time.Duration
+	grid                                               bool
+	between, contexts, decodes, chunks, prefixes, file string
+	limit                                              time.Duration
 }
 
 func main() {
@@ -57,6 +57,7 @@ func main() {
 	flag.IntVar(&o.block, "block-size", 64, "tokens per KV block")
 	flag.IntVar(&o.repeat, "repeat", 3, "runs, of which the median counts")
 	flag.BoolVar(&o.grid, "grid", false, "single steps by decodes, context, new tokens and cached prefix, for the simulator")
+	flag.StringVar(&o.between, "between", "3,5,9,17,24,25,33,40", "with --grid: sequences between those of --batch, in FULL graphs alone, which they fill in part; empty for none")
 	flag.StringVar(&o.contexts, "contexts", "1152,4608,256,12288", "with --grid: tokens that each decode attends to, the most valuable first; decodes beside a prompt row have the first of them")
 	flag.StringVar(&o.decodes, "decodes", "8,32,0", "with --grid: decodes beside a prompt row")
 	flag.StringVar(&o.chunks, "chunks", "1,64,256,512,1024,2048", "with --grid: new tokens of a prompt row")
@@ -141,13 +142,13 @@ func runGrid(ctx context.Context, o options, out io.Writer) (err error) {
 		to         *[]int
 		least      int
 	}{
-		{"batch", o.batches, &g.a.batches, 1}, {"contexts", o.contexts, &g.a.contexts, 2}, {"decodes", o.decodes, &g.a.decodes, 0},
+		{"batch", o.batches, &g.a.batches, 1}, {"between", o.between, &g.a.between, 1}, {"contexts", o.contexts, &g.a.contexts, 2}, {"decodes", o.decodes, &g.a.decodes, 0},
 		{"chunks", o.chunks, &g.a.chunks, 1}, {"prefixes", o.prefixes, &g.a.prefixes, 0},
 	} {
 		if *x.to, err = atLeast(x.least, x.text); err != nil {
 			return fmt.Errorf("--%s: %w", x.name, err)
 		}
-		if len(*x.to) == 0 {
+		if len(*x.to) == 0 && x.name != "between" {
 			return fmt.Errorf("--%s is empty", x.name)
 		}
 	}
