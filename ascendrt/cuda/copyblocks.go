@@ -31,6 +31,7 @@ type blockCopy struct {
 	dst     uint64 // greatest blocks
 	src     uint64
 	evenly  []evenly // all regions, in their order; neighbours in one allocation
+	host    bool     // one side of a region is memory of the host
 }
 
 // evenly are regions of one size at equal distances on both sides, in one allocation of
@@ -59,7 +60,7 @@ func (t *translator) blocks(r ascendrt.Record) error {
 	if err != nil {
 		return err
 	}
-	if kernel && t.unitsFit(&b) {
+	if kernel {
 		if done, err := t.blockKernel(&b); done || err != nil {
 			return err
 		}
@@ -86,7 +87,8 @@ func (t *translator) blockEnds(b *blockCopy) (kernel bool, err error) {
 		if x[0] < x[1]+sn && x[1] < x[0]+dn {
 			return false, fmt.Errorf("region %d: source and destination overlap: %w", i, ascendrt.ErrInvalid)
 		}
-		if (x[0]|x[1]|x[2]|x[3])%listAlign != 0 || b.by == ascendrt.CopyByDevice && (to.Host || from.Host) {
+		b.host = b.host || to.Host || from.Host
+		if (x[0]|x[1]|x[2]|x[3])%listAlign != 0 || b.by == ascendrt.CopyByDevice && b.host {
 			kernel = false
 		}
 	}
@@ -133,22 +135,28 @@ func (b *blockCopy) runs() int {
 }
 
 // parts is into how many parts the kernel divides a block.
-func (b *blockCopy) parts() uint64 {
+func (b *blockCopy) parts(part uint64) uint64 {
 	most := uint64(0)
 	for i := range b.count() {
 		most = max(most, b.region(i)[4])
 	}
-	return (most + listPart - 1) / listPart
+	return (most + part - 1) / part
 }
 
-func (t *translator) unitsFit(b *blockCopy) bool {
-	return b.parts() <= blocksUnits/uint64(b.count())/uint64(len(b.pairs))
-}
-
-// blockKernel launches the kernel. It reports false without one.
+// blockKernel launches the kernel. It reports false without one, or where there is too much for it.
 func (t *translator) blockKernel(b *blockCopy) (bool, error) {
-	k := t.d.blocksKernel()
+	k, way := t.d.blocksKernel(), usualWay
 	if k == nil {
+		return false, nil
+	}
+	if b.width == 0 && !b.host {
+		if way = t.d.lists.way; t.d.lists.another != nil {
+			k = t.d.lists.another
+		}
+	}
+	part := uint64(way.part)
+	parts := b.parts(part)
+	if parts > blocksUnits/uint64(b.count())/uint64(len(b.pairs)) {
 		return false, nil
 	}
 	table, ok := t.table(len(b.regions) + len(b.pairs))
@@ -156,14 +164,19 @@ func (t *translator) blockKernel(b *blockCopy) (bool, error) {
 		return false, nil
 	}
 	copy(table[copy(table, b.regions):], b.pairs)
-	parts := b.parts()
-	width := b.width
+	width := uint64(b.width)
 	if width == 0 {
-		width = max(1, 2*t.d.info.ComputeUnits)
+		width = uint64(way.groups * max(1, t.d.info.ComputeUnits))
 	}
-	units := parts * uint64(b.count()) * uint64(len(b.pairs))
-	grid := [3]int{int(min(units, uint64(width))), 1, 1}
-	return true, t.launch(k, grid, listThreads, 0, t.send(table), uint64(b.count()), uint64(len(b.pairs)), parts, listPart)
+	units := (parts*uint64(b.count())*uint64(len(b.pairs)) + uint64(way.takers()) - 1) / uint64(way.takers())
+	if width > 0 {
+		units = min(units, width)
+	}
+	params := []uint64{t.send(table), uint64(b.count()), uint64(len(b.pairs)), parts, part}
+	if way.warps > 0 {
+		params = append(params, uint64(way.stages))
+	}
+	return true, t.launch(k, [3]int{int(units), 1, 1}, way.threads(), way.shared(), params...)
 }
 
 // blockRuns leaves the copies to the copy engine: neighbours as one, or a block's parts
@@ -227,12 +240,17 @@ func (t *translator) table(n int) ([]uint64, bool) {
 }
 
 // send puts the latest table into device memory, once it is filled, and gives its
-// place there: every group of threads would fetch it from the host by itself.
+// place there: every group of threads would fetch it from the host by itself. In a copy
+// engine's queue it would stand behind the large copies of others.
 func (t *translator) send(table []uint64) uint64 {
 	l := &t.lists[len(t.lists)-1]
 	if t.d.lists.pinned {
 		return l.host.Addr
 	}
-	t.Record(recHtoD, 0, l.device.Addr, l.host.Addr, uint64(8*len(table)))
+	if n := 8 * len(table); n <= smallLargest {
+		_ = t.smallKernel(l.device.Addr, l.host.Addr, n) // no grid too large
+	} else {
+		t.Record(recHtoD, 0, l.device.Addr, l.host.Addr, uint64(n))
+	}
 	return l.device.Addr
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -151,6 +152,53 @@ func TestCopyBlocks(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Every other way copies the same bytes as the usual one; what it is not for is copied as usual.
+func TestWaysToCopyBlocks(t *testing.T) {
+	for _, way := range []string{
+		"copy_blocks:0:8", "copy_blocks:7:64", "copy_once", "copy_once:4:16", "copy_bulk:1:4:4:2", "copy_bulk:0:1:1:2", "copy_bulk:64:1:8:7", "copy_bulk:3:16:1:3",
+	} {
+		t.Run(way, func(t *testing.T) {
+			t.Setenv(blocksWays, way)
+			b := newBlockBench(t, false)
+			require.Equal(t, !strings.HasPrefix(way, "copy_blocks"), b.d.lists.another != nil)
+			for _, c := range []struct{ regions, blocks, bytes, dst, src int }{
+				{4, 48, 1024, 1024, 1024}, {2, 5, 2*listPart + 16*7, 2*listPart + 16*7, 2*listPart + 16*9}, {3, 20, 1013, 1024, 1040}, {3, 20, 3, 16, 32},
+				{2, 4, listPart + 5, listPart + 16, listPart + 32}, {57, 3, 48, 64, 48}, {40, 1, 4096, 4096, 4096},
+			} {
+				r := b.regions(c.regions, c.blocks, c.bytes, c.dst, c.src, 0)
+				r[0].Bytes = min(16, c.bytes) // a region whose blocks have fewer parts
+				for _, width := range []int{0, 3} {
+					b.run(&ascendrt.BlockCopy{Regions: r, Dst: b.permutation(c.blocks), Src: b.permutation(c.blocks), By: ascendrt.CopyByUnits, Width: width})
+				}
+			}
+		})
+	}
+	t.Run("to the host", func(t *testing.T) {
+		t.Setenv(blocksWays, "copy_bulk:1:4:4:2")
+		b := newBlockBench(t, true)
+		b.run(&ascendrt.BlockCopy{Regions: b.regions(4, 16, 4096, 4096, 4096, 0), Dst: b.permutation(16), Src: b.permutation(16), By: ascendrt.CopyByUnits})
+	})
+}
+
+func TestWayRefused(t *testing.T) {
+	for _, way := range []string{
+		"copy_slowly", "copy_blocks:", "copy_blocks:1:2:3", "copy_blocks:65", "copy_blocks:-1", "copy_blocks:1:0", "copy_once:1:1025", "copy_bulk:1:16:9:2", "copy_bulk:1:16:1:1",
+		"copy_bulk:1:16:1:17", "copy_bulk:1:16:1:3:1", "copy_bulk:x",
+	} {
+		t.Setenv(blocksWays, way)
+		_, err := Backend{}.Open(0, ascendrt.OpenOptions{})
+		require.ErrorIs(t, err, ascendrt.ErrInvalid, way)
+		require.ErrorContains(t, err, way)
+	}
+	if emulated {
+		t.Setenv(blocksWays, "copy_bulk:1:16:8:16") // more shared memory than there is
+		_, err := Backend{}.Open(0, ascendrt.OpenOptions{})
+		require.Error(t, err)
+	}
+	t.Setenv(blocksWays, "")
+	newBlockBench(t, false).run(&ascendrt.BlockCopy{})
 }
 
 // The layers of one block of a host tier lie within each other's strides, and compute

@@ -48,6 +48,10 @@ type copyLists struct {
 	small   atomic.Pointer[kernel] // of one small piece
 	blocks  atomic.Pointer[kernel] // of blocks of regions
 
+	way     blocksWay // of all blocks for which no width is asked; constant
+	ways    kernels   // the program of another
+	another *kernel   // nil: copy_blocks; constant
+
 	mu    sync.Mutex
 	inUse []usedList
 	free  []usedList // ready for the next ones
@@ -143,8 +147,8 @@ func (d *device) wantLists() {
 				small, err = d.lists.program.load(d, p, "copy_small")
 			}
 			if err == nil {
-				d.lists.blocks.Store(blocks)
 				d.lists.small.Store(small)
+				d.lists.blocks.Store(blocks)
 				d.lists.kernel.Store(list)
 			}
 		}
@@ -168,11 +172,15 @@ func (t *translator) byKernel(to, from *memory.Alloc, dst, src uint64, n int) (b
 		return false, nil
 	}
 	t.d.wantLists()
-	k := t.d.lists.small.Load()
-	if k == nil {
+	if t.d.lists.small.Load() == nil {
 		return false, nil
 	}
-	return true, t.launch(k, [3]int{(n + smallPart - 1) / smallPart, 1, 1}, listThreads, 0, dst, src, uint64(n), smallPart)
+	return true, t.smallKernel(dst, src, n)
+}
+
+// smallKernel launches the kernel of small copies, which has been loaded.
+func (t *translator) smallKernel(dst, src uint64, n int) error {
+	return t.launch(t.d.lists.small.Load(), [3]int{(n + smallPart - 1) / smallPart, 1, 1}, listThreads, 0, dst, src, uint64(n), smallPart)
 }
 
 // fits tells whether a copy can be one of a list.
