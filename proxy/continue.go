@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"net/http"
@@ -25,7 +26,8 @@ type continuation struct {
 	limit    int    // output tokens that the client allows; 0 means the model's length
 	least    int    // min_tokens
 
-	prompt []int32
+	list   []byte  // the prompt's ids as they came, until somebody needs them
+	prompt []int32 // its ids then; see promptIDs
 	ids    []int32
 	broken bool // an output came without its token ids
 	rounds int  // continuations so far
@@ -62,11 +64,12 @@ func (x *exchange) continuable() *continuation {
 // take notes the token ids of an answer or event.
 func (c *continuation) take(o *splice.Object, f features) {
 	choice := firstChoice(o)
-	if ids := splice.Field(choice, "prompt_token_ids"); c.prompt == nil && filled(ids) {
-		c.prompt = tokens(ids)
-	}
-	if ids := o.Raw("prompt_token_ids"); c.prompt == nil && filled(ids) {
-		c.prompt = tokens(ids)
+	if c.list == nil { // they come with the first token, which must not wait until they are read
+		if ids := splice.Field(choice, "prompt_token_ids"); filled(ids) {
+			c.list = bytes.Clone(ids)
+		} else if ids := o.Raw("prompt_token_ids"); filled(ids) {
+			c.list = bytes.Clone(ids)
+		}
 	}
 	ids := splice.Field(choice, "token_ids")
 	if f.text && !filled(ids) {
@@ -77,6 +80,14 @@ func (c *continuation) take(o *splice.Object, f features) {
 		c.broken = c.broken || more == nil
 		c.ids = append(c.ids, more...)
 	}
+}
+
+// promptIDs are the prompt's token ids; nil while they are not known.
+func (c *continuation) promptIDs() []int32 {
+	if c.prompt == nil && c.list != nil {
+		c.prompt = tokens(c.list)
+	}
+	return c.prompt
 }
 
 func firstChoice(o *splice.Object) (choice []byte) {
@@ -98,7 +109,7 @@ func tokens(raw []byte) []int32 {
 
 // ready reports whether the answer can be continued.
 func (c *continuation) ready() bool {
-	return c != nil && !c.broken && len(c.prompt) > 0 && len(c.ids) > 0 && c.rounds < maxContinuations
+	return c != nil && !c.broken && len(c.ids) > 0 && len(c.promptIDs()) > 0 && c.rounds < maxContinuations
 }
 
 // body is the request that continues the answer: the prompt's ids and those of
@@ -106,15 +117,15 @@ func (c *continuation) ready() bool {
 func (c *continuation) body(modelLength int) ([]byte, bool) {
 	limit := c.limit
 	if limit == 0 {
-		limit = modelLength - len(c.prompt)
+		limit = modelLength - len(c.promptIDs())
 	}
 	left := limit - len(c.ids)
 	if left <= 0 {
 		return nil, false
 	}
-	ids := make([]byte, 0, 8*(len(c.prompt)+len(c.ids)))
+	ids := make([]byte, 0, 8*(len(c.promptIDs())+len(c.ids)))
 	ids = append(ids, '[')
-	for _, list := range [][]int32{c.prompt, c.ids} {
+	for _, list := range [][]int32{c.promptIDs(), c.ids} {
 		for _, id := range list {
 			ids = append(strconv.AppendInt(ids, int64(id), 10), ',')
 		}
@@ -150,7 +161,7 @@ func strip(choices []byte) []byte {
 
 // usage is the account of the whole answer, of which this part is the last so far.
 func (c *continuation) usage() []byte {
-	u, err := json.Marshal(openai.NewUsage(len(c.prompt), len(c.ids), c.cached))
+	u, err := json.Marshal(openai.NewUsage(len(c.promptIDs()), len(c.ids), c.cached))
 	if err != nil { // numbers always encode
 		panic(err)
 	}

@@ -38,6 +38,11 @@ func (p *pattern) text(data []byte) ([]byte, bool) {
 	return text, true
 }
 
+// maxPattern is the longest event that a pattern is learned from, in bytes. The first one
+// of an answer may have the ids of the whole prompt besides its text; none that
+// follows has, and to look through them takes longer than a token.
+const maxPattern = 4 << 10
+
 // maxMissed bounds the attempts to learn from events that have nothing in common.
 const maxMissed = 8
 
@@ -87,6 +92,6 @@ func located(data []byte, pointer string) (int, []byte) {
 // notice of.
 func (r *relay) plain(f features) bool {
 	o := &r.object
-	return r.x.cont == nil && r.x.at.prefix != "" && f.choices == 1 && f.text && f.finishReason == "" && f.stopReason == "" && !f.isError &&
+	return len(o.Source()) <= maxPattern && r.x.cont == nil && r.x.at.prefix != "" && f.choices == 1 && f.text && f.finishReason == "" && f.stopReason == "" && !f.isError &&
 		!o.Has("kv_transfer_params") && !o.Has("usage")
 }

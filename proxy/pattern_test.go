@@ -96,6 +96,26 @@ func TestAlikeEventsComeOutAsParsedOnes(t *testing.T) {
 	})
 }
 
+// An event with the ids of a long prompt is not looked through for a pattern: no other
+// event has them. Those behind it are recognised as ever.
+func TestPromptsTokensAreNoPattern(t *testing.T) {
+	p := idleProxy(t)
+	r := relayOf(t, p, &transcript{sink: sink{header: http.Header{}}})
+	defer p.router.Finish(time.Now(), r.x.turn, route.Outcome{Result: route.Cancelled})
+	event := func(text, more string) {
+		data := `{"id":"x"` + more + `,"choices":[{"index":0,"delta":{"content":"` + text + `"}}]}`
+		r.event(openai.Event{Raw: []byte("data: " + data + "\n\n"), Data: []byte(data), DataAt: 6}, false)
+	}
+	event("a", `,"prompt_token_ids":[`+strings.Repeat("123456,", 12_287)+`7]`)
+	require.False(t, r.pattern.known)
+	require.Zero(t, r.pattern.missed)
+	event("b", "")
+	event("c", "")
+	event("d", "")
+	require.Equal(t, 2, r.pattern.used)
+	require.Equal(t, 4, r.outputs)
+}
+
 // Of an ordinary stream all events but the first and the last are recognised,
 // whatever it streams.
 func TestOrdinaryStreamsAreAlike(t *testing.T) {

@@ -191,7 +191,7 @@ func (d *dispatch) failed() bool {
 // params are the transfer parameters of the prefill leg: those of the one
 // child, or of the first with those of all beside them.
 func (q *pushed) params() []splice.Edit {
-	edits := []splice.Edit{splice.Set("kv_transfer_params", q.posted[q.order[0]])}
+	edits := []splice.Edit{splice.Set("kv_transfer_params", q.posted[q.order[0]]), splice.Delete("return_token_ids")} // see notPrefilled
 	if len(q.order) > 1 {
 		all, err := json.Marshal(q.posted)
 		if err != nil { // checked JSON always encodes

@@ -91,7 +91,7 @@ func TestPush(t *testing.T) {
 	for _, posts := range []int{1, 3} {
 		for _, stream := range []string{"", streamTurn} {
 			c := startPush(t, &layerwise{posts: posts}, setup{backend: func(b *backendtest.Backend) { b.Cached = 48 }})
-			r := c.post(chatPath, turnBody(1, `,"max_tokens":4,"seed":1.0`+stream), "X-Request-Id", "me")
+			r := c.post(chatPath, turnBody(1, `,"max_tokens":4,"seed":1.0,"return_token_ids":true`+stream), "X-Request-Id", "me")
 			require.Equal(t, 200, r.status, r.body)
 			require.Equal(t, backendtest.Text(4), clientText(t, r))
 			require.Contains(t, r.body, `"cached_tokens":48`)
@@ -107,6 +107,7 @@ func TestPush(t *testing.T) {
 			require.Equal(t, false, m["stream"])
 			require.InDelta(t, 1, m["max_tokens"], 0)
 			require.NotContains(t, m, "stream_options")
+			require.NotContains(t, m, "return_token_ids")
 			require.Contains(t, string(p.Body), `"seed":1.0`)
 			line := c.traces(1)[0]
 			require.Equal(t, c.p[0].Addr, line.Prefiller)

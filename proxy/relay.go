@@ -191,7 +191,7 @@ func (r *relay) recomputed(o *splice.Object) result {
 	switch {
 	case !r.sawOutput && r.outputs == 0 && (c == nil || c.rounds == 0):
 		if c != nil {
-			c.prompt, c.ids, c.broken = nil, nil, false
+			c.list, c.prompt, c.ids, c.broken = nil, nil, nil, false
 		}
 		return result{verdict: failed, reason: "error:recomputed", problem: openai.Unavailable(1, "the decoder gave the request up to make room")}
 	case c.ready():
@@ -216,7 +216,7 @@ func (r *relay) give(reason string) result {
 		if r.mode.rewriteCached {
 			o.CachedTokens = r.prefillCached()
 		}
-		c.cached, o.PromptTokens = o.CachedTokens, len(c.prompt)
+		c.cached, o.PromptTokens = o.CachedTokens, len(c.promptIDs())
 	}
 	o.OutputTokens = len(c.ids)
 	r.x.resume = true

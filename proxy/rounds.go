@@ -145,6 +145,11 @@ var (
 	jsonFalse    = []byte("false")
 )
 
+// notPrefilled are members of the client's body that no Prefiller is sent: what it
+// has cached is no matter of the client's, and its answer, which no client sees, would
+// repeat the prompt's tokens.
+var notPrefilled = [...]string{"cache_hit_threshold", "return_token_ids"}
+
 // prefill sends the prompt to a Prefiller, in pull mode. The Decoder that will
 // answer may want members of its own in the leg.
 func (x *exchange) prefill(addr, decoder string) (params json.RawMessage, cached int, res result) {
@@ -154,8 +159,10 @@ func (x *exchange) prefill(addr, decoder string) (params json.RawMessage, cached
 	for _, key := range sortedKeys(extra) {
 		edits = append(edits, splice.Set(key, extra[key]))
 	}
-	if extra["cache_hit_threshold"] == nil {
-		edits = append(edits, splice.Delete("cache_hit_threshold"))
+	for _, key := range notPrefilled {
+		if extra[key] == nil {
+			edits = append(edits, splice.Delete(key))
+		}
 	}
 	return x.prefillLeg(addr, numbered(x.id, "p", x.legsP), edits)
 }

@@ -12,7 +12,7 @@ type scratch struct {
 	raw            []byte // a whole answer
 	object         splice.Object
 	usage, details splice.Object // inside of it
-	edited, out    []byte        // the rewritten data, and the event around it
+	edited, out    []byte        // rewritten: a whole answer or data of several lines, and an event
 	numbers        []byte
 	pattern        pattern // of the stream's events
 	chunk          []byte  // what is written of them at a time
@@ -22,8 +22,9 @@ var scratches = sync.Pool{New: func() any { return new(scratch) }}
 
 func takeScratch() *scratch { return scratches.Get().(*scratch) }
 
-// maxScratch is the longest answer whose memory is kept.
-const maxScratch = 64 << 10
+// maxScratch is the longest answer, or event, whose memory is kept: the first event of a
+// long prompt whose ids are asked for.
+const maxScratch = 256 << 10
 
 // giveBack keeps the memory for the next leg.
 func (s *scratch) giveBack() {

@@ -147,7 +147,7 @@ func TestFallback(t *testing.T) {
 // own transfer parameters or headers.
 func TestLegs(t *testing.T) {
 	c := start(t, setup{ranks: 2, change: func(c *Config) { c.APIKey = "secret" }})
-	body := `{"model":"m","prompt":"hello","stream":true,"stream_options":{"include_usage":true},"max_completion_tokens":9,"unknown":1e2,"kv_transfer_params":{"remote_host":"evil"},"cache_hit_threshold":0.5,"conversation_id":"s"}`
+	body := `{"model":"m","prompt":"hello","stream":true,"stream_options":{"include_usage":true},"max_completion_tokens":9,"unknown":1e2,"kv_transfer_params":{"remote_host":"evil"},"cache_hit_threshold":0.5,"return_token_ids":true,"conversation_id":"s"}`
 	r := c.post("/v1/completions", body, "Authorization", "Bearer client", "Cookie", "c=1", "X-Request-Id", "abc")
 	require.Equal(t, 200, r.status)
 	require.Equal(t, "abc", r.header.Get("X-Request-Id"))
@@ -163,6 +163,7 @@ func TestLegs(t *testing.T) {
 	require.Equal(t, true, d.JSON()["stream"])
 	require.InDelta(t, 9, d.JSON()["max_completion_tokens"], 0)
 	require.NotContains(t, d.JSON(), "max_tokens")
+	require.Equal(t, true, d.JSON()["return_token_ids"], "no client sees a Prefiller's answer, but this one")
 	require.GreaterOrEqual(t, d.Rank, 0)
 	c.forget()
 	c.post("/v1/completions", body, "Authorization", "Bearer client")

@@ -12,8 +12,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-serving/sluice/internal/openai"
+	"github.com/sluice-serving/sluice/proxy/route"
 )
 
 // instant is an instance that answers every request at once with the same
@@ -147,6 +151,47 @@ func BenchmarkTurn(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				turn()
+			}
+		})
+	}
+}
+
+// firstEvent is the first event of a completion by token ids whose prompt has n of them.
+func firstEvent(n int) string {
+	var s strings.Builder
+	s.WriteString(`data: {"id":"cmpl-d","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"","logprobs":null,"finish_reason":null,"stop_reason":null,"token_ids":[7]`)
+	for i := range n {
+		s.WriteString([]string{`,"prompt_token_ids":[`, ","}[min(i, 1)])
+		s.WriteString(strconv.Itoa(100_000 + i))
+	}
+	if n > 0 {
+		s.WriteByte(']')
+	}
+	return s.String() + "}]}\n\n"
+}
+
+// BenchmarkFirstEvent is the first event of an answer that returns token ids, from
+// its bytes to what is written to the client: of a prompt of no tokens and of 12,288.
+func BenchmarkFirstEvent(b *testing.B) {
+	for _, n := range []int{0, 12_288} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			p := idleProxy(b)
+			text := firstEvent(n)
+			b.ReportAllocs()
+			for b.Loop() {
+				r := relayOf(b, p, &sink{header: http.Header{}})
+				r.x.at = completions
+				r.scratch = takeScratch()
+				r.pattern.forget()
+				ev, err := openai.NewReader(strings.NewReader(text), 0).Next()
+				if err != nil {
+					b.Fatal(err)
+				}
+				if _, over := r.event(ev, false); over || !r.sawOutput {
+					b.Fatal("no output")
+				}
+				r.giveBack()
+				p.router.Finish(time.Now(), r.x.turn, route.Outcome{Result: route.Cancelled})
 			}
 		})
 	}

@@ -148,21 +148,16 @@ func (r *relay) event(ev openai.Event, more bool) (res result, over bool) {
 		}
 		return result{}, false
 	}
-	var data []byte
-	if r.x.continues() {
-		data = r.x.cont.convert(&r.object, r.x.responseID(), f)
-	} else {
-		data = r.rewrite(r.edited[:0], f, f.choices == 0)
-		r.edited = data
-		if r.plain(f) {
-			r.pattern.learn(ev.Data, data)
-		}
-	}
 	out := r.out[:0]
 	if ev.DataAt >= 0 {
-		out = append(append(append(out, ev.Raw[:ev.DataAt]...), data...), ev.Raw[ev.DataAt+len(ev.Data):]...)
+		out = r.edit(append(out, ev.Raw[:ev.DataAt]...), f)
+		if r.plain(f) {
+			r.pattern.learn(ev.Data, out[ev.DataAt:])
+		}
+		out = append(out, ev.Raw[ev.DataAt+len(ev.Data):]...)
 	} else {
-		out = openai.AppendEvent(out, string(ev.Name), data)
+		r.edited = r.edit(r.edited[:0], f)
+		out = openai.AppendEvent(out, string(ev.Name), r.edited)
 	}
 	r.out = out
 	if f.isError {
@@ -172,6 +167,14 @@ func (r *relay) event(ev openai.Event, more bool) (res result, over bool) {
 		return result{verdict: cut, reason: "error:event"}, true
 	}
 	return r.pass(out, more, now)
+}
+
+// edit appends the event at hand to dst as the client is to see it.
+func (r *relay) edit(dst []byte, f features) []byte {
+	if r.x.continues() {
+		return append(dst, r.x.cont.convert(&r.object, r.x.responseID(), f)...)
+	}
+	return r.rewrite(dst, f, f.choices == 0)
 }
 
 // alike handles an event that differs from one before it in its text alone.

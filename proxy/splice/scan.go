@@ -232,6 +232,7 @@ func (s *scanner) array(depth int) error {
 		return nil
 	}
 	for {
+		s.integers()
 		if err := s.value(depth); err != nil {
 			return err
 		}
@@ -244,6 +245,32 @@ func (s *scanner) array(depth int) error {
 		default:
 			return s.fail(ErrSyntax)
 		}
+	}
+}
+
+// integers skips elements of an array that are integers without a sign, each with
+// a comma right behind it, as lists of token ids have them: eight bytes at a time.
+// It stops at the start of the first other element, and of the last one.
+func (s *scanner) integers() {
+	src, i := s.src, s.pos
+	for {
+		start := i
+		for len(src)-i >= 8 {
+			x := binary.LittleEndian.Uint64(src[i:]) ^ ones*'0' // digits become 0 to 9
+			if m := (x + ones*(0x80-10) | x) & highs; m != 0 {
+				i += bits.TrailingZeros64(m) / 8
+				break
+			}
+			i += 8
+		}
+		for len(src)-i < 8 && i < len(src) && src[i]-'0' <= 9 {
+			i++
+		}
+		if i == start || i == len(src) || src[i] != ',' || (src[start] == '0' && i-start > 1) {
+			s.pos = start
+			return
+		}
+		i++
 	}
 }
 

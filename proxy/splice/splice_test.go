@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -47,6 +48,7 @@ func TestParseErrors(t *testing.T) {
 		{``, ErrNotObject}, {`[]`, ErrNotObject}, {`null`, ErrNotObject}, {`"a"`, ErrNotObject}, {"\xef\xbb\xbf{}", ErrNotObject},
 		{`{`, ErrSyntax}, {`{"a"}`, ErrSyntax}, {`{"a":}`, ErrSyntax}, {`{"a":1,}`, ErrSyntax}, {`{a:1}`, ErrSyntax}, {`{"a":1} x`, ErrSyntax},
 		{`{"a":01}`, ErrSyntax}, {`{"a":1.}`, ErrSyntax}, {`{"a":-}`, ErrSyntax}, {`{"a":NaN}`, ErrSyntax}, {`{"a":"\x"}`, ErrSyntax}, {"{\"a\":\"\n\"}", ErrSyntax}, {`{"a":"\u12g4"}`, ErrSyntax},
+		{`{"a":[1,2,03,4]}`, ErrSyntax}, {`{"a":[12345678,123456789,]}`, ErrSyntax}, {`{"a":[1,,2]}`, ErrSyntax}, {`{"a":[12,34`, ErrSyntax}, {`{"a":[00000000,1]}`, ErrSyntax},
 		{`{"a":[1,]}`, ErrSyntax}, {`{"a":[1 2]}`, ErrSyntax}, {`{"a":tru}`, ErrSyntax}, {"{}\x00", ErrSyntax},
 		{`{"a":1,"a":2}`, ErrDuplicate}, {`{"a":1,"\u0061":2}`, ErrDuplicate},
 		{`{"a":` + strings.Repeat("[", 300) + strings.Repeat("]", 300) + `}`, ErrDepth},
@@ -191,8 +193,37 @@ func TestEditsAgainstMap(t *testing.T) {
 	})
 }
 
+// A list of token ids with one byte changed anywhere, or cut there, is taken for JSON
+// where it is JSON.
+func TestIntegers(t *testing.T) {
+	list := `{"ids":[0,1,12,1234567,12345678,123456789,1234567890123456789,90,100000,7]}`
+	for i := range list {
+		for _, c := range []byte("0123456789-+.eE ,[]{}\"/:;\x00\x7f\x80\xb0\xff") {
+			in := []byte(list)
+			in[i] = c
+			_, err := Parse(in)
+			require.Equal(t, json.Valid(in) && in[0] == '{' && utf8.Valid(in), err == nil, "%q", in)
+		}
+		_, err := Parse([]byte(list[:i]))
+		require.Error(t, err)
+	}
+}
+
+// BenchmarkParseTokenIDs is the first event of an answer that repeats a prompt of 12,288 ids.
+func BenchmarkParseTokenIDs(b *testing.B) {
+	body := []byte(`{"id":"x","choices":[{"index":0,"text":"","prompt_token_ids":[` + strings.Repeat("123456,", 12_287) + `7]}]}`)
+	b.SetBytes(int64(len(body)))
+	b.ReportAllocs()
+	var o Object
+	for b.Loop() {
+		if err := o.Reset(body); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
-	for _, s := range []string{`{"a":[1,-2.5e3,"x\u00e9"],"b":{"c":null}}`, `{"a":"\ud800"}`, "{\"k\":\"\x7f\"}", `{ "max_tokens" : 1 }`} {
+	for _, s := range []string{`{"a":[1,-2.5e3,"x\u00e9"],"b":{"c":null}}`, `{"a":"\ud800"}`, "{\"k\":\"\x7f\"}", `{ "max_tokens" : 1 }`, `{"ids":[0,12345,123456789,-1,07]}`} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, in []byte) {
