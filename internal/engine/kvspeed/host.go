@@ -89,11 +89,11 @@ func tierOf(ctx context.Context, p *pool, v tierVariant, pinned, large ascendrt.
 				what[k].speed, what[k].prepare = nil, nil
 			}
 		}
-		down, err := timed(ctx, p.stream, pinned, large)
+		down, err := timed(ctx, p.stream, pinned, large, 1)
 		if err != nil {
 			return err
 		}
-		up, err := timed(ctx, p.stream, large, pinned)
+		up, err := timed(ctx, p.stream, large, pinned, 1)
 		if err != nil {
 			return err
 		}

@@ -40,7 +40,7 @@ func TestMeasures(t *testing.T) {
 	var out bytes.Buffer
 	o := options{
 		device: "cuda:0", model: "tiny", parts: "pull,kernel,host,decode", tokens: 256, block: 16, repeat: 2, batch: 2, context: 16, steps: 2, rounds: 1,
-		pulls: "blocks,claims,units:3,engine,pieces", kernels: "copy_blocks:2:32,copy_once:0:1,copy_bulk:1:1:4:3", tiers: "auto,staged:4:1:2:1:64,direct,engine,pieces", traffic: "both,save,restore", at: 5,
+		pulls: "blocks,claims,units:3:1,engine,pieces", kernels: "copy_blocks:2:32,copy_once:0:1,copy_bulk:1:1:4:3", tiers: "auto,staged:4:1:2:1:64,direct,engine,pieces", traffic: "both,save,restore", at: 5, inflight: "1,3", series: 5,
 	}
 	require.NoError(t, run(t.Context(), o, &out))
 	seen := map[string]int{}
@@ -97,7 +97,7 @@ func TestNoticesOtherBytes(t *testing.T) {
 
 func TestRefusesOptions(t *testing.T) {
 	good := options{device: "cuda:0", model: "tiny", parts: "pull", tokens: 256, block: 16, repeat: 1, batch: 1, context: 1, steps: 1, rounds: 1,
-		pulls: "blocks", tiers: "staged", traffic: "both", at: 1}
+		pulls: "blocks", tiers: "staged", traffic: "both", at: 1, series: 1}
 	for name, bad := range map[string]func(*options){
 		"model":  func(o *options) { o.model = "none" },
 		"tokens": func(o *options) { o.tokens = 8 },
@@ -105,9 +105,11 @@ func TestRefusesOptions(t *testing.T) {
 		"part":   func(o *options) { o.parts = "push" },
 
 		"blocks":         func(o *options) { o.at = 0 },
+		"series":         func(o *options) { o.series = 0 },
+		"at once":        func(o *options) { o.inflight = "1,0" },
 		"way to pull":    func(o *options) { o.pulls = "blocks,fast" },
 		"width":          func(o *options) { o.pulls = "units:-1" },
-		"numbers":        func(o *options) { o.pulls = "units:1:2" },
+		"numbers":        func(o *options) { o.pulls = "units:1:2:3" },
 		"no way to copy": func(o *options) { o.parts, o.kernels = "kernel", "," },
 		"way to copy":    func(o *options) { o.parts, o.kernels = "kernel", "copy_slowly" },
 		"no way to pull": func(o *options) { o.pulls = "," },
@@ -115,7 +117,7 @@ func TestRefusesOptions(t *testing.T) {
 		"no way to save": func(o *options) { o.parts, o.tiers = "decode", "" },
 		"traffic":        func(o *options) { o.parts, o.traffic = "decode", "push" },
 	} {
-		if noDriver != nil && name != "model" && name != "tokens" && name != "device" && name != "blocks" {
+		if noDriver != nil && name != "model" && name != "tokens" && name != "device" && name != "blocks" && name != "series" {
 			continue
 		}
 		o := good

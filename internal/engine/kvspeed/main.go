@@ -4,7 +4,8 @@
 //   - pull: a prompt's KV from another process, on the same device and on a second
 //     one, lease and confirmation included, against one large copy between the two;
 //     by each variant, and where the time went: ahead of the first copy (for the lease,
-//     for the answer to the request), the preparation, the copies, behind the last one
+//     for the answer to the request), the preparation, the copies, behind the last one;
+//     with -inflight also series of pulls, several at once
 //   - kernel: what the device takes for the copies of such a pull alone, by each way that it
 //     knows, against one large copy
 //   - host: saves and restores of the host tier against one large pinned copy, by each
@@ -40,9 +41,10 @@ import (
 
 type options struct {
 	device, peers, model, parts           string
-	pulls, kernels, tiers, traffic        string
+	pulls, inflight, kernels              string
+	tiers, traffic                        string
 	tokens, block, repeat, batch, context int
-	steps, rounds, at                     int
+	steps, rounds, at, series             int
 }
 
 func main() {
@@ -58,7 +60,9 @@ func main() {
 	flag.StringVar(&o.peers, "peers", "", "devices of the other process, separated by commas; empty: the same one, and the next one if there is one")
 	flag.StringVar(&o.model, "model", "qwen3-0.6b", "shape")
 	flag.StringVar(&o.parts, "parts", "pull,host,decode", "what is measured: pull, kernel, host, decode")
-	flag.StringVar(&o.pulls, "pulls", "blocks,claims,units,engine,pieces", "variants of pull: blocks (the device's choice), claims (the same without tickets), units[:width], engine, pieces")
+	flag.StringVar(&o.pulls, "pulls", "blocks,claims,units,engine,pieces", "variants of pull: blocks (the device's choice), claims (the same without tickets), units, engine, pieces, each "+pullNumbers+", 0 for the default")
+	flag.StringVar(&o.inflight, "inflight", "", "also pulls so many prompts at once, by each variant; several by commas, as 1,2,4,8")
+	flag.IntVar(&o.series, "series", 16, "pulls of one series of several at once")
 	flag.StringVar(&o.kernels, "kernels", usualWays, "ways of kernel, as of "+waysEnv+": kernel[:groups of threads for each multiprocessor, 0 for one for each part[:KiB of a part]], and of copy_bulk [:warps:stages of each]")
 	flag.StringVar(&o.tiers, "tiers", "auto,staged,direct,engine,pieces", "variants of saving and restoring: auto (the default), staged, direct, engine, pieces, each "+tierNumbers+", 0 for the default")
 	flag.StringVar(&o.traffic, "traffic", "both", "what is copied beside decode steps: both, save, restore; several by commas")
@@ -82,7 +86,7 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	if o.tokens < o.block || o.block < 1 || o.repeat < 1 || o.batch < 1 || o.steps < 1 || o.rounds < 1 || o.context < 1 || o.at < 1 {
+	if o.tokens < o.block || o.block < 1 || o.repeat < 1 || o.batch < 1 || o.steps < 1 || o.rounds < 1 || o.context < 1 || o.at < 1 || o.series < 1 {
 		return fmt.Errorf("%+v: every number is at least 1, and a prompt at least a block", o)
 	}
 	dev, err := open(o.device)

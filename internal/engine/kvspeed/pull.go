@@ -1,21 +1,17 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"sync"
 	"time"
 
 	"github.com/sluice-serving/sluice/ascendrt"
-	"github.com/sluice-serving/sluice/ascendrt/backends"
 	"github.com/sluice-serving/sluice/connector"
 	"github.com/sluice-serving/sluice/connector/pd"
 	"github.com/sluice-serving/sluice/connector/transport"
@@ -153,139 +149,12 @@ func newSide(p *pool, id string, role pd.Role, v pullVariant) (*side, error) {
 	return &side{w, s, c}, nil
 }
 
-// childEnv makes this program the other process: its value is a jsonSpec.
-const childEnv = "KVSPEED_CHILD"
-
-type jsonSpec struct {
-	Device                       string
-	Layers, Block, Blocks, Bytes int
-}
-
-// child is P: it answers a line with a seed by the parameters of a finished
-// prompt whose blocks lie in that order.
-func child(spec string, in io.Reader, out io.Writer) error {
-	var j jsonSpec
-	if err := json.Unmarshal([]byte(spec), &j); err != nil {
-		return err
-	}
-	dev, err := open(j.Device)
-	if err != nil {
-		return err
-	}
-	p, err := newPool(dev, kvShape{j.Layers, j.Block, j.Blocks, j.Bytes})
-	if err != nil {
-		return err
-	}
-	if err := p.fill(context.Background(), mark); err != nil {
-		return err
-	}
-	x, err := newSide(p, "p", pd.Producer, pullVariant{})
-	if err != nil {
-		return err
-	}
-	enc := json.NewEncoder(out)
-	if err := enc.Encode("ready"); err != nil {
-		return err
-	}
-	lines := bufio.NewScanner(in)
-	for slot := uint32(1); lines.Scan(); slot++ {
-		var seed uint64
-		if _, err := fmt.Sscan(lines.Text(), &seed); err != nil {
-			return err
-		}
-		n := j.Blocks * j.Block
-		r := &connector.Request{
-			ID: connector.NewRequestID(slot, 1), Name: fmt.Sprint("p-", slot), Tokens: make([]kvcache.Token, n+1), Prompt: n,
-			Params: &pd.Params{DoRemoteDecode: true},
-		}
-		h := x.s.Finished(r, connector.Tables{order(j.Blocks, seed)}, connector.End{Reason: connector.EndLength, Computed: n})
-		if err := x.w.Submit(x.s.Ops(uint64(slot), nil)...); err != nil {
-			return err
-		}
-		if err := enc.Encode(h.Params); err != nil {
-			return err
-		}
-		x.s.Completed(<-x.w.Events()) // released
-	}
-	return errors.Join(x.w.Close(), p.close(), dev.Close(context.Background()))
-}
-
-// other is the child, as the parent sees it.
-type other struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *json.Decoder
-}
-
-func startOther(device string, s kvShape) (*other, error) {
-	exe, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	spec, err := json.Marshal(jsonSpec{device, s.layers, s.block, s.blocks, s.bytes})
-	if err != nil {
-		return nil, err
-	}
-	o := &other{cmd: exec.Command(exe)}
-	o.cmd.Env = append(os.Environ(), childEnv+"="+string(spec))
-	o.cmd.Stderr = os.Stderr
-	if o.in, err = o.cmd.StdinPipe(); err != nil {
-		return nil, err
-	}
-	out, err := o.cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := o.cmd.Start(); err != nil {
-		return nil, err
-	}
-	o.out = json.NewDecoder(out)
-	var ready string
-	if err := o.out.Decode(&ready); err != nil {
-		return nil, errors.Join(fmt.Errorf("the other process did not start: %w", err), o.end())
-	}
-	return o, nil
-}
-
-// prompt has the other process finish one.
-func (o *other) prompt(seed uint64) (*pd.Params, error) {
-	if _, err := fmt.Fprintln(o.in, seed); err != nil {
-		return nil, err
-	}
-	var raw json.RawMessage
-	if err := o.out.Decode(&raw); err != nil {
-		return nil, err
-	}
-	return pd.ParseParams(raw)
-}
-
-func (o *other) end() error {
-	o.in.Close()
-	return o.cmd.Wait()
-}
-
-// peerDevices are the devices of the other process.
-func peerDevices(ctx context.Context, o options) ([]string, error) {
-	if o.peers != "" {
-		return splitList(o.peers), nil
-	}
-	b, n, err := backends.Find(o.device)
-	if err != nil {
-		return nil, err
-	}
-	report, err := b.Probe(ctx)
-	if err != nil {
-		return nil, err
-	}
-	out := []string{o.device}
-	if len(report.Devices) > n+1 {
-		out = append(out, fmt.Sprintf("%s:%d", b.Name(), n+1))
-	}
-	return out, nil
-}
-
 func pulls(ctx context.Context, dev ascendrt.Device, o options, s kvShape, out io.Writer) error {
 	variants, err := parsePulls(o.pulls)
+	if err != nil {
+		return err
+	}
+	at, err := parseInflight(o.inflight)
 	if err != nil {
 		return err
 	}
@@ -302,7 +171,15 @@ func pulls(ctx context.Context, dev ascendrt.Device, o options, s kvShape, out i
 			return errors.Join(fmt.Errorf("from %s: %w", peer, err), p.close())
 		}
 	}
-	return p.close()
+	if err := p.close(); err != nil || len(at) == 0 {
+		return err
+	}
+	for _, peer := range peers {
+		if err := seriesFrom(ctx, dev, o, s, peer, variants, at, out); err != nil {
+			return fmt.Errorf("several at once from %s: %w", peer, err)
+		}
+	}
+	return nil
 }
 
 // puller is one variant with what was measured.
@@ -321,7 +198,7 @@ func pullFrom(ctx context.Context, p *pool, o options, peer string, variants []p
 		return err
 	}
 	defer func() { err = errors.Join(err, plain.close(ctx)) }()
-	child, err := startOther(peer, p.kvShape)
+	child, err := startOther(peer, p.kvShape, 1)
 	if err != nil {
 		return err
 	}
@@ -386,7 +263,7 @@ func (x *pullRun) pull(ctx context.Context, d *puller, from, to uint64) (begin t
 	if err := x.p.fill(ctx, func(int, int) byte { return 0 }); err != nil {
 		return begin, 0, err
 	}
-	params, err := x.child.prompt(from)
+	params, err := x.child.prompt(from, 0)
 	if err != nil {
 		return begin, 0, err
 	}
@@ -421,20 +298,26 @@ func (x *pullRun) one(ctx context.Context, d *puller, k int, from, to uint64) er
 
 func newRand() *rand.Rand { return rand.New(rand.NewPCG(1, 2)) }
 
-// pull loads a prompt and returns when it began and how long it took.
-func (d *side) pull(slot uint32, s kvShape, params *pd.Params, to []kvcache.BlockID) (begin time.Time, took time.Duration, err error) {
+// start begins to load a prompt.
+func (d *side) start(slot uint32, s kvShape, params *pd.Params, to []kvcache.BlockID) (*connector.Request, time.Time, error) {
 	n := s.blocks * s.block
 	r := &connector.Request{
 		ID: connector.NewRequestID(slot, 1), Name: "d", Tokens: make([]kvcache.Token, n), Prompt: n, Params: params, Route: connector.RemotePrefill,
 	}
 	d.s.Added(r)
 	if err := d.w.Submit(d.s.Ops(uint64(2*slot), nil)...); err != nil {
-		return begin, 0, err
+		return nil, time.Time{}, err
 	}
 	d.s.Allocated(r, connector.Tables{to}, 0, n)
 	ops := d.s.Ops(uint64(2*slot+1), nil)
-	begin = time.Now()
-	if err := d.w.Submit(ops...); err != nil {
+	begin := time.Now()
+	return r, begin, d.w.Submit(ops...)
+}
+
+// pull loads a prompt and returns when it began and how long it took.
+func (d *side) pull(slot uint32, s kvShape, params *pd.Params, to []kvcache.BlockID) (begin time.Time, took time.Duration, err error) {
+	r, begin, err := d.start(slot, s, params, to)
+	if err != nil {
 		return begin, 0, err
 	}
 	for {
@@ -478,14 +361,19 @@ func newPlain(p *pool, device, peer string) (*plain, error) {
 	return x, err
 }
 
-func (x *plain) copy(ctx context.Context) (time.Duration, error) {
-	return timed(ctx, x.p.stream, x.dst.View(), x.src.View())
+func (x *plain) copy(ctx context.Context) (time.Duration, error) { return x.copies(ctx, 1) }
+
+// copies makes it so many times, one behind the other.
+func (x *plain) copies(ctx context.Context, n int) (time.Duration, error) {
+	return timed(ctx, x.p.stream, x.dst.View(), x.src.View(), n)
 }
 
-// timed copies once and waits.
-func timed(ctx context.Context, s ascendrt.Stream, dst, src ascendrt.View) (time.Duration, error) {
+// timed copies so many times and waits.
+func timed(ctx context.Context, s ascendrt.Stream, dst, src ascendrt.View, n int) (time.Duration, error) {
 	var c ascendrt.Commands
-	c.Copy(dst, src)
+	for range n {
+		c.Copy(dst, src)
+	}
 	begin := time.Now()
 	at, _, err := s.Submit(&c)
 	if err == nil {

@@ -22,7 +22,7 @@ func BenchmarkPullParts(b *testing.B) {
 	require.NoError(b, err)
 	p, err := newPool(dev, kvShape{layers: 28, block: 16, blocks: 768, bytes: 64})
 	require.NoError(b, err)
-	child, err := startOther("cuda:0", p.kvShape)
+	child, err := startOther("cuda:0", p.kvShape, 1)
 	require.NoError(b, err)
 	x := &pullRun{p: p, child: child, r: newRand()}
 	arms := []*puller{
