@@ -22,19 +22,21 @@ type event struct {
 type eventKind uint8
 
 const (
-	eventEligible eventKind = iota // turn a may be sent
-	eventArrive                    // turn a reaches rank b
-	eventStepEnd                   // the running step of group a in its life b ends
-	eventWake                      // group a in its life b should look at its work
-	eventKV                        // the KV of request tag has arrived at rank a in its life b
-	eventCopied                    // the way between rank a in its life b and its host tier, of version tag, ends a copy
-	eventSent                      // the blocks of request tag of rank a in its life b have been read
-	eventBack                      // a refusal or failure of turn a has reached the proxy
-	eventDone                      // the answer of turn a reached the client
-	eventRound                     // the proxy begins another P/D round for turn a
-	eventFailed                    // the client of turn a learns that it has failed
-	eventAgain                     // the client of turn a asks again
-	eventFault                     // fault a begins, or ends if b is 1
+	eventEligible  eventKind = iota // turn a may be sent
+	eventArrive                     // turn a reaches rank b
+	eventStepStart                  // the first planned step of group a in its life b begins
+	eventStepEnd                    // the running step of group a in its life b ends, if its pace is still that of version tag
+	eventPace                       // something has ended that slowed steps down
+	eventWake                       // group a in its life b should look at its work
+	eventKV                         // the KV of request tag has arrived at rank a in its life b
+	eventCopied                     // the way between rank a in its life b and its host tier, of version tag, ends a copy
+	eventSent                       // the blocks of request tag of rank a in its life b have been read
+	eventBack                       // a refusal or failure of turn a has reached the proxy
+	eventDone                       // the answer of turn a reached the client
+	eventRound                      // the proxy begins another P/D round for turn a
+	eventFailed                     // the client of turn a learns that it has failed
+	eventAgain                      // the client of turn a asks again
+	eventFault                      // fault a begins, or ends if b is 1
 )
 
 // calendar is a binary heap of events.

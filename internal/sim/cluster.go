@@ -3,6 +3,7 @@ package sim
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 
 	"github.com/sluice-serving/sluice/kvcache"
@@ -23,7 +24,9 @@ type ClusterConfig struct {
 	Hop        float64 // seconds between client, proxy and engine, one way
 	Transfer   float64 // seconds to move the KV of one token from P to D
 	TransferAt float64 // seconds that a transfer takes however short it is
+	Attempt    float64 // seconds more that an append attempt is on its way to its Decoder
 	Late       float64 // seconds that the first event of an answer comes later than others would
+	Share      float64 // of its speed that a step keeps while another instance computes, all being on one device; 0 or 1: nobody slows the others down
 	Window     float64 // seconds in which the queue's peak counts; 0: always
 	Local      Local
 	Reverse    Reverse
@@ -31,6 +34,7 @@ type ClusterConfig struct {
 	Sample     float64 // seconds between samples of the queue; 0: none
 	Faults     []Fault // ranks must compute what did not arrive
 
+	Gaps    bool            // the result keeps the times between the tokens of answers
 	Observe func(ended int) // called with each request that has ended; nil: nobody looks
 }
 
@@ -81,9 +85,17 @@ func (c *ClusterConfig) Validate() error {
 	for _, f := range []struct {
 		name string
 		v    float64
-	}{{"hop", c.Hop}, {"transfer per token", c.Transfer}, {"transfer", c.TransferAt}, {"first event", c.Late}, {"window", c.Window}, {"sample", c.Sample}, {"save", c.Decode.Save}, {"restore", c.Decode.Restore}} {
+	}{{"hop", c.Hop}, {"transfer per token", c.Transfer}, {"transfer", c.TransferAt}, {"attempt", c.Attempt}, {"first event", c.Late}, {"window", c.Window}, {"sample", c.Sample}, {"save", c.Decode.Save}, {"restore", c.Decode.Restore}} {
 		if !(f.v >= 0) {
 			errs = append(errs, fmt.Errorf("cluster: %s is %v s, must not be negative", f.name, f.v))
+		}
+	}
+	if !(c.Share >= 0 && c.Share <= 1) {
+		errs = append(errs, fmt.Errorf("cluster: the share of a device is %v, must be 0 to 1", c.Share))
+	}
+	for _, slowed := range []float64{c.Prefill.Slowed, c.Decode.Slowed} {
+		if !(slowed >= 0 && slowed <= math.MaxFloat64) {
+			errs = append(errs, fmt.Errorf("cluster: copies make steps longer by a share of %v, must be finite and not negative", slowed))
 		}
 	}
 	for _, f := range c.Faults {

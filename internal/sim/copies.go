@@ -82,6 +82,9 @@ func (w *copyWay) from(d direction) Time {
 	return w.at
 }
 
+// busy reports whether something is copied after now.
+func (w *copyWay) busy(now Time) bool { return len(w.running) > 0 || w.urgent > now }
+
 // advance accounts for the time up to now, at which no copy ended before.
 func (w *copyWay) advance(now Time) {
 	n := w.share()

@@ -84,6 +84,8 @@ func (c *Cluster) die(g *group) error {
 	}
 	g.life++
 	g.queue, g.free, g.busy, g.waking, g.wakeAt = nil, nil, false, false, -1
+	g.pace.runs = false
+	c.repace()
 	return nil
 }
 

@@ -20,6 +20,7 @@ type RankConfig struct {
 	Host      int     // tokens that the rank's host tier holds; 0: no tier
 	Save      float64 // seconds to copy one of them there
 	Restore   float64 // seconds to bring one of them back
+	Slowed    float64 // share by which a step takes longer while such copies are under way
 }
 
 // rank is one scheduler over one cache.
@@ -30,6 +31,9 @@ type rank struct {
 	link  *link
 	cost  Cost
 	group *group
+
+	slowed float64 // by copies under way
+
 	name  string // of its instance
 	dp    int    // which of the instance's ranks
 	steps uint64
@@ -49,7 +53,7 @@ func newRank(index int32, cfg RankConfig) (*rank, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &rank{index: index, cache: cache, link: &link{}, cost: cfg.Cost, late: map[scheduler.RequestID]int32{}}
+	r := &rank{index: index, cache: cache, link: &link{}, cost: cfg.Cost, slowed: cfg.Slowed, late: map[scheduler.RequestID]int32{}}
 	if cfg.Host > 0 {
 		r.link.host = newTier(cfg.Host, cfg.Save, cfg.Restore)
 	}
@@ -107,6 +111,7 @@ type slot struct {
 	plans   []*scheduler.Plan
 	took    []float64 // seconds that each rank would take alone
 	seconds float64
+	wall    float64 // seconds that it took, when it has ended
 	pure    float64 // seconds without its prefill rows
 	tokens  int64
 	ready   Time // when the blocks of preempted requests are saved: it begins no sooner
@@ -124,6 +129,7 @@ type group struct {
 	queue    []slot
 	free     []slot
 	busy     bool    // queue[0] is running
+	pace     pace    // of it
 	waking   bool    // an eventWake is under way
 	wakeAt   Time    // latest deadline asked for
 	pure     float64 // Σ of decode-only times of all steps

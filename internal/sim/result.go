@@ -79,7 +79,8 @@ type Result struct {
 	Prefill       GroupStats
 	Decode        GroupStats
 	Events        int
-	LivePeak      int // sessions open at one time
+	LivePeak      int       // sessions open at one time
+	Gaps          []float64 // seconds between tokens at the client, in the order of their ends; nil unless they were asked for
 	Faults        FaultCounts
 }
 

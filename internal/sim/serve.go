@@ -39,10 +39,16 @@ func (c *Cluster) Run() (*Result, error) {
 			err = c.arrive(e.a, e.b)
 		case eventBack:
 			err = c.back(e.a)
-		case eventStepEnd:
+		case eventStepStart:
 			if g := c.groups[e.a]; g.life == e.b {
+				c.compute(g)
+			}
+		case eventStepEnd:
+			if g := c.groups[e.a]; g.life == e.b && g.pace.version == e.tag {
 				err = c.stepEnd(g)
 			}
+		case eventPace:
+			c.repace()
 		case eventWake:
 			if g := c.groups[e.a]; g.life == e.b {
 				g.waking = false
@@ -151,7 +157,7 @@ func (c *Cluster) begin(i int32) error {
 	tr.rt, d = c.router.Begin(wall(c.now), q)
 	if d.Route == route.Local {
 		tr.stage = attempted
-		c.send(i, c.byName[d.Target.Decoder]+int32(d.Target.Rank))
+		c.cal.push(c.now+Seconds(c.cfg.Hop+c.cfg.Attempt), eventArrive, i, c.byName[d.Target.Decoder]+int32(d.Target.Rank), 0)
 		return nil
 	}
 	tr.rec.Reason = string(d.Reason)
@@ -332,8 +338,12 @@ func (c *Cluster) output(r *rank, o *scheduler.Output) error {
 			c.learnAnswer(tr, r)
 			c.router.Output(wall(c.now), tr.rt)
 		}
+		last := max(c.now+Seconds(c.cfg.Hop), tr.rec.First)
+		if c.cfg.Gaps && tr.rec.Out > 0 {
+			c.result.Gaps = append(c.result.Gaps, float64(last-tr.rec.Last)/1e9)
+		}
 		tr.rec.Out += int32(n)
-		tr.rec.Last = max(c.now+Seconds(c.cfg.Hop), tr.rec.First)
+		tr.rec.Last = last
 	}
 	if o.Finish != scheduler.NotFinished {
 		tr.stage = finished

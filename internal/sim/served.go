@@ -25,9 +25,13 @@ type Served struct {
 	Seqs                           int     // requests that run at once on the Decoder
 	HostTokens                     int     // of the host tier
 	Save, Restore                  float64 // seconds to bring one of them there, and back
+	Slowed                         float64 // share by which a step of the Decoder takes longer meanwhile
+	Share                          float64 // of its speed that a step keeps while the other engine computes on the same device; 0: each has its own
+	Policy                         graphs.Policy
 	Hop                            float64 // seconds between client, proxy and engine, one way
 	TransferAt, Transfer           float64 // seconds of a transfer between engines, and more for each token
 	More                           float64 // seconds that a step of the Decoder takes more where it serves
+	Attempt                        float64 // seconds more that an append attempt is on its way
 	Late                           float64 // seconds that the first event of an answer comes late
 	Ends                           Ends    // of the guarded arms
 }
@@ -62,10 +66,12 @@ func (s *Served) cluster(arm string) (ClusterConfig, error) {
 	cfg := ClusterConfig{
 		Prefillers: 1, Decoders: 1, Ranks: 1,
 		Prefill: rank(s.PrefillerTokens, s.PrefillerStep, 64, kvcache.CachingOff), Decode: rank(s.DecoderTokens, s.DecoderStep, s.Seqs, kvcache.CachingOn),
-		Route: route.Config{}, Hop: s.Hop, TransferAt: s.TransferAt, Transfer: s.Transfer, Late: s.Late, Window: window, Sample: max(window, 1) / 120,
+		Route: route.Config{}, Hop: s.Hop, TransferAt: s.TransferAt, Transfer: s.Transfer, Attempt: s.Attempt, Late: s.Late, Share: s.Share,
+		Window: window, Sample: max(window, 1) / 120, Gaps: true,
 	}
 	cfg.Prefill.Graphs.Mode = graphs.ModeNone
 	cfg.Decode.Cost = serving{s.Steps, s.More}
+	cfg.Decode.Graphs.Policy, cfg.Decode.Graphs.KV = s.Policy, graphs.KVTransfer{Role: graphs.RoleConsumer, Connector: "NixlConnector"}
 	if arm == ArmPD {
 		return cfg, nil
 	}
@@ -80,7 +86,7 @@ func (s *Served) cluster(arm string) (ClusterConfig, error) {
 	switch arm {
 	case ArmGuarded:
 	case ArmGuardedTier:
-		cfg.Decode.Host, cfg.Decode.Save, cfg.Decode.Restore = s.HostTokens, s.Save, s.Restore
+		cfg.Decode.Host, cfg.Decode.Save, cfg.Decode.Restore, cfg.Decode.Slowed = s.HostTokens, s.Save, s.Restore, s.Slowed
 		a.Tier = scheduler.RestoreFromTier
 	case ArmNoGovernor:
 		a.Governor, a.Overload = nil, scheduler.IgnoreRemote

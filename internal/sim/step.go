@@ -40,7 +40,7 @@ func (c *Cluster) pump(g *group) error {
 				g.stats.NonFull++
 			}
 		}
-		c.cal.push(max(c.now, s.ready)+Seconds(s.seconds), eventStepEnd, g.index, g.life, 0)
+		c.start(g)
 		return nil
 	}
 	for _, r := range g.ranks { // nobody computes: somebody may wait for a deadline
@@ -77,7 +77,11 @@ func (c *Cluster) began(g *group, s *slot) {
 		r.link.work = r.link.work[:0]
 		if n := r.link.urgent; n > 0 {
 			r.link.urgent = 0
-			s.ready = max(s.ready, r.link.host.way.hurry(c.now, n))
+			saved := r.link.host.way.hurry(c.now, n)
+			s.ready = max(s.ready, saved)
+			if r.slowed > 0 {
+				c.cal.push(saved, eventPace, 0, 0, 0)
+			}
 			c.await(r)
 		}
 		c.submit(r)
@@ -101,6 +105,7 @@ func (c *Cluster) await(r *rank) {
 	if at, ok := r.link.host.way.next(); ok {
 		c.cal.push(at, eventCopied, r.index, int32(r.life), r.link.host.way.version)
 	}
+	c.repace()
 }
 
 // copied ends copies of a rank: a load has arrived, and what was saved is no
@@ -118,14 +123,24 @@ func (c *Cluster) stepEnd(g *group) error {
 	s := g.queue[0]
 	g.queue = append(g.queue[:0], g.queue[1:]...)
 	g.busy = false
+	s.wall = s.seconds
+	if g.pace.runs {
+		g.pace.runs = false
+		if took := c.now - g.pace.begun; took != Seconds(s.seconds) {
+			s.wall = float64(took) / 1e9
+		}
+	}
 	if s.rows {
-		g.last.seconds, g.last.tokens = s.seconds, s.tokens
+		g.stats.Seconds += s.wall - s.seconds
+		g.last.seconds, g.last.tokens = s.wall, s.tokens
 		g.pure += s.pure
 	}
 	if err := c.apply(g, s); err != nil {
 		return err
 	}
-	return c.pump(g)
+	err := c.pump(g)
+	c.repace()
+	return err
 }
 
 // apply gives every rank the tokens of a step and acts on what its requests gain.
@@ -144,7 +159,7 @@ func (c *Cluster) apply(g *group, s slot) error {
 		// A rank that waits for a slower one cannot measure its own step.
 		res.Elapsed = 0
 		if s.took[k] == s.seconds {
-			res.Elapsed = time.Duration(s.seconds * 1e9)
+			res.Elapsed = time.Duration(s.wall * 1e9)
 		}
 		outs, err := r.sched.Apply(p, *res)
 		if err != nil {

@@ -303,11 +303,13 @@ func (s *Steps) Step(w Work, _ uint64) float64 {
 	case w.Prefill == 0:
 		return s.Padded(w.Mode, float64(w.Padded), rows, float64(w.Decoded)/rows)
 	}
-	// One prompt row of all the tokens attends to as much as the rows do together.
+	// One prompt row of all the tokens attends to as much as the rows do together, or to
+	// more: whole prompts beside each other attend to themselves alone.
 	prefix := max(w.Context/tokens-(tokens+1)/2, 0)
 	switch {
 	case w.Decodes == 0 && (s.mixed == nil || prefix == 0):
-		return s.Prompt(tokens)
+		each := min(max(2*w.Context/tokens-1, 1), tokens)
+		return min(s.Prompt(tokens), tokens/each*s.Prompt(each))
 	case w.Decodes == 0 && tokens > s.mixed.largest():
 		// More tokens than any measured step behind a prefix has: what the prefix
 		// costs it is taken from the largest one.

@@ -68,6 +68,21 @@ func TestMeasuredSteps(t *testing.T) {
 	require.ErrorContains(t, err, "there are none")
 }
 
+// Prompts that are computed together attend to themselves alone: they take what each
+// takes by itself, or less where that is mostly what any step takes.
+func TestSeveralPromptsInAStep(t *testing.T) {
+	s, err := ReadSteps(strings.NewReader(strings.Replace(made, "2000,NONE,200", "2000,NONE,100", 1)), "m")
+	require.NoError(t, err)
+	of := func(prompts, tokens int) float64 {
+		n := float64(tokens)
+		return s.Step(Work{StepWork: scheduler.StepWork{Prefill: prompts * tokens, Context: float64(prompts) * n * (n + 1) / 2}}, 0)
+	}
+	require.InDelta(t, 20e-3, of(1, 2000), 1e-9)
+	require.InDelta(t, 10e-3, of(2, 1000), 1e-9)
+	require.InDelta(t, 15e-3, of(3, 1000), 1e-9)
+	require.InDelta(t, s.Prompt(100), of(100, 1), 1e-9)
+}
+
 // Steps over two contexts say themselves what context costs.
 func TestMeasuredStepsOverContexts(t *testing.T) {
 	longer := strings.NewReplacer("context 1000", "context 3000", "101,FULL,2.111", "101,FULL,2.515", "101,PIECEWISE,2.611", "101,PIECEWISE,3.015", "1,FULL,1.011", "1,FULL,1.015",
