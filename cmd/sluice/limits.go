@@ -50,9 +50,9 @@ var limits = map[string]map[string]span{
 		"drain-timeout": above0, "global-cache-hit-threshold": {0, 1, false}, "port": anyPort, "watermark": {0, 1, false},
 	}),
 	"sim": {
-		"block-size": {1, 1024, false}, "blocks": {1, 1 << 22, false}, "decoders": {1, 10_000, false}, "gap": above0, "hop": {0, 3600, false},
+		"block-size": {1, 1024, false}, "blocks": {1, 1 << 22, false}, "copy-slowdown": {0, 100, false}, "decoders": {1, 10_000, false}, "gap": above0, "hop": {0, 3600, false},
 		"max-instances": {1, 10_000, false}, "prefillers": {1, 10_000, false}, "ranks": {1, 1024, false}, "restore-rate": {0, math.Inf(1), false}, "save-rate": {0, math.Inf(1), false},
-		"scale-time": above0, "scale-tokens": {0, 1e6, true}, "sessions": notBelow0, "transfer-ahead": {0, 3600, false}, "transfer-rate": {0, math.Inf(1), false},
+		"scale-time": above0, "scale-tokens": {0, 1e6, true}, "sessions": notBelow0, "shared-device": {0, 1, false}, "transfer-ahead": {0, 3600, false}, "transfer-rate": {0, math.Inf(1), false},
 	},
 	"up": {
 		"decoder-dp-size": {1, 256, false}, "decoder-kv-blocks": notBelow0, "grace": above0, "port": anyPort, "prefiller-kv-blocks": notBelow0, "ready-timeout": above0,

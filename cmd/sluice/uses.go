@@ -52,7 +52,7 @@ var uses = map[string][]use{
 		{"--trace", with(ofReports, "prefillers decoders gap fault", ofTraces...)},
 		{"--gaps", with(ofReports, "prefillers decoders", ofTraces...)},
 		{"--plan", with(ofReports, "slo max-instances gap", ofTraces...)},
-		{"--measured", with(nil, "cost-model hop transfer-ahead transfer-rate restore-rate save-rate unannounced")},
+		{"--measured", with(nil, "cost-model hop transfer-ahead transfer-rate restore-rate save-rate copy-slowdown shared-device unannounced")},
 	},
 }
 

@@ -3,7 +3,6 @@ package sim
 import (
 	"errors"
 	"fmt"
-	"math"
 	"strconv"
 
 	"github.com/sluice-serving/sluice/kvcache"
@@ -90,12 +89,12 @@ func (c *ClusterConfig) Validate() error {
 			errs = append(errs, fmt.Errorf("cluster: %s is %v s, must not be negative", f.name, f.v))
 		}
 	}
-	if !(c.Share >= 0 && c.Share <= 1) {
-		errs = append(errs, fmt.Errorf("cluster: the share of a device is %v, must be 0 to 1", c.Share))
+	if c.Share != 0 && !(c.Share >= 0.01 && c.Share <= 1) {
+		errs = append(errs, fmt.Errorf("cluster: the share of a device is %v, must be 0.01 to 1, or 0", c.Share))
 	}
 	for _, slowed := range []float64{c.Prefill.Slowed, c.Decode.Slowed} {
-		if !(slowed >= 0 && slowed <= math.MaxFloat64) {
-			errs = append(errs, fmt.Errorf("cluster: copies make steps longer by a share of %v, must be finite and not negative", slowed))
+		if !(slowed >= 0 && slowed <= 1000) {
+			errs = append(errs, fmt.Errorf("cluster: copies make steps longer by a share of %v, must be 0 to 1000", slowed))
 		}
 	}
 	for _, f := range c.Faults {

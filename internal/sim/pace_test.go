@@ -141,7 +141,7 @@ func TestPaceWithPreemptionsAndFaults(t *testing.T) {
 	require.Equal(t, r, run(t, cfg, PublishedWorkload()))
 
 	cfg.Share, cfg.Decode.Slowed = 1.5, -1
-	require.ErrorContains(t, cfg.Validate(), "the share of a device is 1.5, must be 0 to 1")
+	require.ErrorContains(t, cfg.Validate(), "the share of a device is 1.5, must be 0.01 to 1, or 0")
 	require.ErrorContains(t, cfg.Validate(), "copies make steps longer by a share of -1")
 }
 

@@ -22,12 +22,16 @@ type Alone struct {
 	Hit    float64 `json:"hit_ttft_ms,omitempty"`
 	Gap    float64 `json:"gap_ms"` // between two events of an answer
 	GapP99 float64 `json:"gap_p99_ms"`
-	Late   float64 `json:"first_late_ms"` // how much nearer to the second event the first one is than a gap: it carries the prompt's tokens
+	// Gaps is every half percentile of them, from the least to the greatest.
+	Gaps []float64 `json:"gap_curve_ms,omitempty"`
+	Late float64   `json:"first_late_ms"` // how much nearer to the second event the first one is than a gap: it carries the prompt's tokens
 }
 
 const (
 	calibrations = 5  // prompts that are timed, and requests that go alone
 	aloneOutput  = 64 // tokens of their answers, at most
+	aloneNext    = 8  // tokens that a second turn adds
+	aloneSeed    = 11
 )
 
 // atPrefiller is the median time in seconds of the first prompts of a workload, one
@@ -69,8 +73,8 @@ func (r *runner) alone(ctx context.Context, d *decoder, p *Point, length int, ro
 		return a, nil
 	}
 	c := workload.Conversations{
-		Name: "alone", Seed: 11, Content: workload.Tokens, Sessions: calibrations, Turns: 1, Vocab: vocabulary(p.Model), MaxTokens: min(p.Output, aloneOutput),
-		First: workload.Range{Low: length, High: length}, Next: workload.Range{Low: 8, High: 8},
+		Name: "alone", Seed: aloneSeed, Content: workload.Tokens, Sessions: calibrations, Turns: 1, Vocab: vocabulary(p.Model), MaxTokens: min(p.Output, aloneOutput),
+		First: workload.Range{Low: length, High: length}, Next: workload.Range{Low: aloneNext, High: aloneNext},
 	}
 	if routing == up.AppendPrefill {
 		c.Turns = 2
@@ -146,7 +150,7 @@ func (a *Alone) take(records []measure.Record) error {
 	}
 	a.TTFT, a.Hit, a.Gap = median(first), median(hit), median(gaps)
 	if len(gaps) > 0 {
-		a.GapP99 = measure.Percentile(gaps, 99)
+		a.GapP99, a.Gaps = measure.Percentile(gaps, 99), curve(gaps, 201)
 		a.Late = max(a.Gap-median(head), 0)
 	}
 	return nil

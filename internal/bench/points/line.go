@@ -133,8 +133,16 @@ func newSpread(values []float64) Spread {
 	}
 	s := measure.NewSpread(values)
 	out := Spread{Mean: s.Mean, P50: s.P50, P95: s.P95, P99: s.P99, Max: s.Max}
-	for _, v := range measure.Percentiles(values, 51) {
-		out.Curve = append(out.Curve, float64(int64(v*1e4+0.5))/1e4)
+	out.Curve = curve(values, 51)
+	return out
+}
+
+// curve is n percentiles, from the least to the greatest value, to four digits behind
+// the point.
+func curve(values []float64, n int) []float64 {
+	out := measure.Percentiles(values, n)
+	for i, v := range out {
+		out[i] = math.Round(v*1e4) / 1e4
 	}
 	return out
 }

@@ -354,6 +354,9 @@ func TestAlone(t *testing.T) {
 	}
 	var a Alone
 	require.NoError(t, a.take(records))
+	require.Len(t, a.Gaps, 201)
+	require.Equal(t, []float64{4, 4, 9}, []float64{a.Gaps[0], a.Gaps[100], a.Gaps[200]})
+	a.Gaps = nil
 	require.Equal(t, Alone{TTFT: 21, Hit: 3, Gap: 4, GapP99: 9, Late: 3}, a)
 	for i := range records { // on time
 		records[i].Gaps = ms(5, 4, 4)

@@ -4,12 +4,13 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/sluice-serving/sluice/graphs"
+	"github.com/sluice-serving/sluice/internal/bench/measure"
 	"github.com/sluice-serving/sluice/internal/sim"
-	"github.com/sluice-serving/sluice/internal/sim/tails"
 )
 
 // predictedWithin is how far a prediction may be off, as a share.
@@ -23,6 +24,8 @@ type Assumed struct {
 	Transfer float64 // bytes a second of KV between the engines; default 100 GB/s
 	Restore  float64 // bytes a second from the host tier; default 25 GB/s
 	Save     float64 // bytes a second to it; default Restore
+	Slowed   float64 // share by which a step of the Decoder takes longer while there are such copies
+	Share    float64 // of its speed that a step keeps while the other engine computes, where a line's engines shared a device; default 0.5: they take turns
 	Stop     bool    // sessions just stop, as where engines heard too late that a turn was the last
 }
 
@@ -37,6 +40,7 @@ func (a Assumed) withDefaults() Assumed {
 	def(&a.Transfer, 100e9)
 	def(&a.Restore, 25e9)
 	def(&a.Save, a.Restore)
+	def(&a.Share, 0.5)
 	return a
 }
 
@@ -117,51 +121,81 @@ func Predict(lines []Line, table string, steps func(model string) (*sim.Steps, e
 	return out, nil
 }
 
-// seeds is the number of runs of which a prediction of tails is the mean.
-const seeds = 8
-
-// predictTails plays arrivals at a Decoder, and for the time to the first token
-// the measured ones the whole way through the Prefiller.
+// predictTails plays the arrivals of each repeat through the Prefiller and the Decoder,
+// and takes medians over them, as they are taken of what was measured.
 func (r *Row) predictTails(steps *sim.Steps, a Assumed) ([]Figure, error) {
-	policy, err := graphs.ParsePolicy(r.Policy)
-	if err != nil {
+	s := r.served(steps, a)
+	var err error
+	if s.Policy, err = graphs.ParsePolicy(r.Policy); err != nil {
 		return nil, err
 	}
-	context, more := float64(r.Input)+float64(r.Output)/2, r.way(steps, a).more
-	seqs := min(r.Sizes.Seqs, max(r.Sizes.DecoderTokens/(r.Input+r.Output), 1))
-	p, err := tails.Mean(r.Rate, seeds, func(c *tails.Config) {
-		c.Duration, c.Prompt, c.Output = r.Seconds, r.Input, r.Output
-		c.Graphs.Policy, c.Graphs.MaxNumSeqs, c.Graphs.MaxNumBatchedTokens = policy, seqs, max(r.Sizes.DecoderStep, seqs)
-		c.Took = func(rows, padded int, mode graphs.Mode) float64 {
-			return more + steps.Padded(mode, float64(padded), float64(rows), context)
+	figures := []Figure{
+		{Name: "FULL", Measured: float64(r.Full)}, {Name: "non-FULL", Measured: float64(r.Piecewise + r.None)},
+		{Name: "TPOT ms", Measured: r.TPOT.Mean}, {Name: "ITL p99 ms", Measured: r.ITL.P99}, {Name: "TTFT p50 ms", Measured: r.TTFT.P50},
+	}
+	repeats := make([][]float64, len(figures))
+	for i := range r.Lines {
+		w, err := r.Lines[i].arrivals()
+		if err != nil {
+			return nil, err
 		}
-	})
-	if err != nil {
-		return nil, err
+		s.Load = sim.Conversations{
+			Count: len(w.Sessions), Rounds: 1, Window: r.Seconds, PromptMin: r.Input, PromptMax: r.Input, AddMin: 1, AddMax: 1,
+			OutMin: r.Output, OutMax: r.Output, Seed: uint64(r.Input),
+		}
+		for k := range w.Sessions {
+			s.Load.Starts = append(s.Load.Starts, w.Sessions[k].Arrival.Seconds())
+		}
+		p, err := s.Arm(sim.ArmPD)
+		if err != nil {
+			return nil, err
+		}
+		d := p.Result().Decode
+		for k, v := range []float64{
+			float64(d.Steps - d.NonFull), float64(d.NonFull), measure.NewSpread(p.Result().Values((*sim.Record).TPOT)).Mean * 1e3,
+			r.Alone.gapP99(p.Result().Gaps), 1e3*p.TTFTp50S + r.Client.SentP50Ms,
+		} {
+			repeats[k] = append(repeats[k], v)
+		}
 	}
-	whole := r.served(steps, a)
-	w, err := r.arrivals()
-	if err != nil {
-		return nil, err
+	for k := range figures {
+		figures[k].Predicted = measure.Percentile(repeats[k], 50)
 	}
-	var starts []float64
-	for i := range w.Sessions {
-		starts = append(starts, w.Sessions[i].Arrival.Seconds())
+	return figures, nil
+}
+
+// gapP99 is the 99th percentile in ms of gaps in seconds, each of which is as much
+// longer or shorter as the gaps of a request alone are, whatever its length. Nothing is
+// added where these were not kept.
+func (a *Alone) gapP99(gaps []float64) float64 {
+	if len(gaps) == 0 {
+		return 0
 	}
-	whole.Load = sim.Conversations{
-		Starts: starts,
-		Count:  len(starts), Rounds: 1, Window: r.Seconds, PromptMin: r.Input, PromptMax: r.Input, AddMin: 1, AddMax: 1,
-		OutMin: r.Output, OutMax: r.Output, Seed: uint64(r.Input),
+	slices.Sort(gaps)
+	off := []float64{0}
+	if a != nil && len(a.Gaps) > 0 {
+		off = off[:0]
+		for _, g := range a.Gaps {
+			off = append(off, (g-a.Gap)/1e3)
+		}
 	}
-	way, err := whole.Arm(sim.ArmPD)
-	if err != nil {
-		return nil, err
+	if len(off) == 1 {
+		return 1e3 * measure.Percentile(gaps, 99)
 	}
-	return []Figure{
-		{"FULL", p.Full, float64(r.Full)}, {"non-FULL", p.NonFull, float64(r.Piecewise + r.None)},
-		{"TPOT ms", 1e3 * p.TPOT, r.TPOT.Mean}, {"ITL p99 ms", 1e3 * p.P99ITL, r.ITL.P99},
-		{"TTFT p50 ms", 1e3*way.TTFTp50S + r.Client.SentP50Ms, r.TTFT.P50},
-	}, nil
+	low, high := gaps[0]+slices.Min(off), gaps[len(gaps)-1]+slices.Max(off)
+	for range 50 { // of all sums of a gap and a deviation a hundredth is above
+		mid, below := (low+high)/2, 0
+		for _, o := range off {
+			n, _ := slices.BinarySearch(gaps, mid-o)
+			below += n
+		}
+		if 100*below < 99*len(gaps)*len(off) {
+			low = mid
+		} else {
+			high = mid
+		}
+	}
+	return 1e3 * high
 }
 
 // served is the engines of a row as the simulator takes them.
@@ -170,8 +204,11 @@ func (r *Row) served(steps *sim.Steps, a Assumed) sim.Served {
 	if a.Stop {
 		ends = sim.EndsUnknown
 	}
+	if !r.Shared {
+		a.Share = 0
+	}
 	return sim.Served{
-		More: w.more, Late: w.late, Ends: ends,
+		More: w.more, Late: w.late, Ends: ends, Slowed: a.Slowed, Share: a.Share,
 		Steps: steps, BlockSize: BlockSize, PrefillerTokens: r.Sizes.PrefillerTokens, DecoderTokens: r.Sizes.DecoderTokens,
 		PrefillerStep: r.Sizes.PrefillerStep, DecoderStep: r.Sizes.DecoderStep, Seqs: r.Sizes.Seqs,
 		Hop: w.hop, TransferAt: w.transferAt, Transfer: r.TokenBytes / a.Transfer,
@@ -190,6 +227,10 @@ func (r *Row) predictArm(steps *sim.Steps, a Assumed) ([]Figure, error) {
 	if r.TokenBytes > 0 {
 		s.HostTokens, s.Save, s.Restore = int(float64(r.Sizes.Host)/r.TokenBytes), r.TokenBytes/a.Save, r.TokenBytes/a.Restore
 	}
+	var err error
+	if s.Attempt, err = r.attempt(s); err != nil {
+		return nil, err
+	}
 	p, err := s.Arm(r.Arm)
 	if err != nil {
 		return nil, err
@@ -199,6 +240,27 @@ func (r *Row) predictArm(steps *sim.Steps, a Assumed) ([]Figure, error) {
 		{"TPOT p50 ms", p.TPOTp50MS, r.TPOT.P50}, {"TPOT p95 ms", p.TPOTp95MS, r.TPOT.P95},
 		{"hits", float64(p.Hits), float64(r.Hits)}, {"P queue peak", float64(p.QueuePeak), r.QueuePeak},
 	}, nil
+}
+
+// attempt is what an append attempt takes more on its way to the Decoder than a hop: a
+// hit that went alone, less what the simulator makes of one.
+func (r *Row) attempt(s sim.Served) (float64, error) {
+	if r.Alone == nil || r.Alone.Hit == 0 || r.Arm == ArmPD {
+		return 0, nil
+	}
+	s.Load = sim.Conversations{
+		Count: 1, Rounds: 2, ThinkTime: 1, PromptMin: r.Prompt, PromptMax: r.Prompt, AddMin: aloneNext, AddMax: aloneNext,
+		OutMin: r.Alone.Output, OutMax: r.Alone.Output, Seed: aloneSeed,
+	}
+	p, err := s.Arm(r.Arm)
+	if err != nil {
+		return 0, err
+	}
+	last := p.Result().Records[1]
+	if last.Route != sim.Hit {
+		return 0, nil
+	}
+	return max(r.Alone.Hit/1e3-last.TTFT(), 0), nil
 }
 
 // PrintComparisons writes predicted beside measured, with the deviation.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluice-serving/sluice/internal/bench/measure"
 	"github.com/sluice-serving/sluice/internal/bench/scrape"
 	"github.com/sluice-serving/sluice/internal/sim"
 )
@@ -115,6 +116,96 @@ func TestPredictionsFromRequestsAlone(t *testing.T) {
 	require.InDelta(t, 5+4*1+0.5+1.01, list[0].Figures[1].Predicted, 0.1)
 }
 
+// predicted is what the simulator says of one line, by name.
+func predicted(t *testing.T, l Line, a Assumed) map[string]float64 {
+	t.Helper()
+	list, err := Predict([]Line{l}, l.Table, madeSteps, a)
+	require.NoError(t, err)
+	require.Len(t, list, 1)
+	out := map[string]float64{}
+	for _, f := range list[0].Figures {
+		out[f.Name] = f.Predicted
+	}
+	return out
+}
+
+// A hit that meets nobody takes what one took when it was measured, and what the
+// simulator makes of its step is not counted twice.
+func TestPredictionsOfHitsAlone(t *testing.T) {
+	l := line(Point{Table: AppendPrefill, Model: "random:m", Prompt: 1000, Output: 9, Sessions: 1, Turns: 2, Arm: ArmGuarded, Window: publishedWindow, Think: publishedThink}, 1, 1, 1, 0)
+	l.Sizes, l.PromptMs, l.Factor = Sizes{PrefillerTokens: 32_768, DecoderTokens: 32_768, PrefillerStep: 1024, DecoderStep: 2048, Seqs: 64}, 7, 155
+	l.Alone = &Alone{Output: 9, Prompt: 7, TTFT: 20, Gap: 1.5, Late: 0.4}
+	got := predicted(t, l, Assumed{})
+	require.Equal(t, 1.0, got["hits"])
+	unknown := 2*got["TTFT p50 ms"] - 20 // of the hit
+	require.Less(t, unknown, 6.0)
+	for _, hit := range []float64{9, 12} {
+		l.Alone.Hit = hit
+		got = predicted(t, l, Assumed{})
+		require.InDelta(t, (20+hit)/2, got["TTFT p50 ms"], 0.1, "the workload's second turn adds other tokens")
+		require.InDelta(t, 1.5-0.4/8, got["TPOT p50 ms"], 0.05)
+	}
+	l.Alone.Hit = 1 // less than its steps take
+	require.InDelta(t, (20+unknown)/2, predicted(t, l, Assumed{})["TTFT p50 ms"], 1e-9)
+	l.Alone.Hit, l.Prompt = 9, 40 // too short for a hit
+	require.Zero(t, predicted(t, l, Assumed{})["hits"])
+}
+
+// Engines of one device slow each other down, if the line says so.
+func TestPredictionsOfOneDevice(t *testing.T) {
+	l := line(Point{Table: Tails, Model: "random:m", Input: 1024, Output: 256, Rate: 60, Policy: Strict, Seconds: 5}, 1, 1.1, 1.7, 0.02)
+	l.Sizes = Sizes{PrefillerTokens: 160_000, PrefillerStep: 8192, DecoderTokens: 160_000, DecoderStep: 2048, Seqs: 128}
+	two := predicted(t, l, Assumed{Share: 0.5})
+	l.Shared = true
+	require.Equal(t, two, predicted(t, l, Assumed{Share: 1}))
+	one := predicted(t, l, Assumed{})
+	require.Equal(t, one, predicted(t, l, Assumed{Share: 0.5}))
+	require.Greater(t, one["TPOT ms"], 1.2*two["TPOT ms"], "the Prefiller computes a third of the time")
+	require.Greater(t, one["TTFT p50 ms"], two["TTFT p50 ms"]+4)
+	require.Less(t, one["FULL"], two["FULL"])
+}
+
+// What is predicted of several repeats is a median, as what was measured is.
+func TestPredictionsOfRepeats(t *testing.T) {
+	p := Point{Table: Tails, Model: "random:m", Input: 1024, Output: 256, Rate: 16, Policy: Hardened, Seconds: 5}
+	var lines []Line
+	var full []float64
+	for i := range 3 {
+		l := line(p, i+1, 1.1, 1.7, 0)
+		l.Sizes = Sizes{PrefillerTokens: 160_000, PrefillerStep: 8192, DecoderTokens: 160_000, DecoderStep: 2048, Seqs: 128}
+		lines = append(lines, l)
+		full = append(full, predicted(t, l, Assumed{})["FULL"])
+	}
+	list, err := Predict(lines, Tails, madeSteps, Assumed{})
+	require.NoError(t, err)
+	require.NotEqual(t, full[0], full[1], "each repeat has its own arrivals")
+	require.Equal(t, measure.Percentile(full, 50), list[0].Figures[0].Predicted)
+}
+
+// The spread that a request's gaps have alone is that of all gaps beside what steps
+// make of them.
+func TestSpreadOfGaps(t *testing.T) {
+	gaps := make([]float64, 1000)
+	for i := range gaps {
+		gaps[i] = 1e-3
+	}
+	require.InDelta(t, 1, (*Alone)(nil).gapP99(gaps), 1e-9)
+	alone := &Alone{Gap: 0.7, Gaps: make([]float64, 201)}
+	for i := range alone.Gaps {
+		alone.Gaps[i] = 0.7
+	}
+	require.InDelta(t, 1, alone.gapP99(gaps), 1e-9)
+	alone.Gaps[200], alone.Gaps[199], alone.Gaps[0] = 1.9, 1.9, 0.1 // a hundredth is not later
+	require.InDelta(t, 1, alone.gapP99(gaps), 1e-9)
+	alone.Gaps[198] = 1.5
+	require.InDelta(t, 1.8, alone.gapP99(gaps), 1e-9)
+	for i := range 10 {
+		gaps[i] = 3e-3
+	}
+	require.InDelta(t, 2.2, alone.gapP99(gaps), 1e-6, "late ones of either kind")
+	require.Zero(t, alone.gapP99(nil))
+}
+
 func TestPredictionsOfArms(t *testing.T) {
 	var lines []Line
 	for _, arm := range Arms {
@@ -143,6 +234,16 @@ func TestPredictionsOfArms(t *testing.T) {
 	require.Less(t, stop[0].Figures[5].Predicted, hits[ArmGuarded], "blocks of ended sessions are in the way")
 	for _, arm := range Arms[1:] {
 		require.Positive(t, hits[arm], arm)
+	}
+	// Copies of the host tier slow steps down, where there is one.
+	for i, arm := range Arms {
+		slowed := predicted(t, lines[i], Assumed{Slowed: 0.5, Restore: 1e8})
+		free := predicted(t, lines[i], Assumed{Restore: 1e8})
+		if arm == ArmTier {
+			require.Greater(t, slowed["TPOT p95 ms"], free["TPOT p95 ms"])
+		} else {
+			require.Equal(t, free, slowed)
+		}
 	}
 	lines[0].Arm = "reverse"
 	_, err = Predict(lines[:1], AppendPrefill, madeSteps, Assumed{})
