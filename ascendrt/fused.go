@@ -63,6 +63,7 @@ type LinearAttr struct {
 	Eps      float32 // added to the mean of squares, with Norm
 	Rows     bool
 	Epilogue Epilogue
+	PerRow   bool // sums as SumPerRow; else how many rows there are may change a row's bits
 }
 
 // RotateAttr is the attribute of OpRotateWrite.

@@ -84,7 +84,7 @@ type MatmulAttr struct {
 	Order   SumOrder
 }
 
-// SumOrder says whether an operation may sum in an order of its own.
+// SumOrder says in which order an operation may sum.
 type SumOrder uint8
 
 const (
@@ -93,14 +93,15 @@ const (
 	// SumFree lets the vendor's library choose, per shape: faster, and a row's
 	// bits may then depend on its batch.
 	SumFree
+	// SumPerRow allows an order of the operation's own, but one that nothing beside
+	// a row changes: the same bits in any batch, however rows are cut into steps. A
+	// backend without such kernels computes SumFixed, which is such an order.
+	SumPerRow
 )
 
 // String names the order.
 func (o SumOrder) String() string {
-	if o == SumFree {
-		return "free"
-	}
-	return "fixed"
+	return [...]string{"fixed", "free", "per row"}[min(o, SumPerRow)]
 }
 
 // WeightLayout is how a weight matrix lies in memory.

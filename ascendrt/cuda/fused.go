@@ -5,6 +5,7 @@ package cuda
 import (
 	"embed"
 	"fmt"
+	"math"
 	wordbits "math/bits"
 	"slices"
 	"strings"
@@ -20,7 +21,7 @@ var fusedFiles embed.FS
 // entries.cu makes the kernels of a group.
 var fusedSource = sync.OnceValue(func() []byte {
 	var all []byte
-	for _, name := range []string{"common", "linear", "rows", "attention", "pick", "entries"} {
+	for _, name := range []string{"common", "linear", "product", "rows", "attention", "pick", "entries"} {
 		part, err := fusedFiles.ReadFile("fused/" + name + ".cu")
 		if err != nil {
 			panic(err) // the name is one of the embedded files
@@ -149,10 +150,71 @@ func (d *device) fewTokens(l ascendrt.LinearAttr) ([]linearKernel, error) {
 	return out, nil
 }
 
+// products are the kernels of a product per row, by their rows and outputs. All give
+// an output the same bits.
+type products [3]struct {
+	k              *kernel
+	rows, outs     int // of a block
+	threads, bytes int // of a block, and its shared memory
+	most           int // rows for which it is the fastest
+}
+
+func (d *device) planProducts(e ascendrt.Epilogue) (*products, error) {
+	name := map[ascendrt.Epilogue]string{ascendrt.EpilogueAdd: "add", ascendrt.EpilogueFloat: "float"}[e]
+	if name == "" {
+		name = "store" // gate and up, too
+	}
+	const halves = 2 * 64 // bytes of a row in a stage
+	p := &products{
+		{nil, 16, 32, 64, 8 * (16 + 32) * halves, 16},
+		{nil, 64, 64, 128, 4 * (64 + 64) * halves, 256},
+		{nil, 128, 128, 256, 3 * (128 + 128) * halves, math.MaxInt},
+	}
+	for i := range p {
+		x := &p[i]
+		k, err := d.fast(fmt.Sprintf("product_%d_%s", x.rows, name), "PRODUCT")
+		if err == nil {
+			err = d.allowShared(k, x.bytes)
+		}
+		if err != nil {
+			return nil, err
+		}
+		x.k = k
+	}
+	return p, nil
+}
+
+func (p *products) multiply(t *translator, s blasShape, x, w, y uint64) error {
+	for i := range p {
+		if c := &p[i]; s.rows <= c.most {
+			return t.overlap(c.k, [3]int{(s.rows + c.rows - 1) / c.rows, (s.m + c.outs - 1) / c.outs, 1}, c.threads, c.bytes,
+				x, uint64(s.xs), w, uint64(s.ws), y, uint64(s.ys), uint64(s.rows), uint64(s.in), uint64(s.m))
+		}
+	}
+	panic("unreachable: the last one takes any number of rows")
+}
+
 func (d *device) planLinear(s *opState, l ascendrt.LinearAttr) error {
-	few, err := d.fewTokens(l)
+	var few []linearKernel // none per row
+	var own *products
+	var err error
+	scratch := 0
+	if l.PerRow {
+		own, err = d.planProducts(l.Epilogue)
+	} else {
+		scratch = blasWorkspace
+		if few, err = d.fewTokens(l); err == nil {
+			_, err = d.blas.get(d)
+		}
+	}
 	if err != nil {
 		return err
+	}
+	multiply := func(t *translator, k blasShape, x, w, y, ws uint64) error {
+		if own != nil {
+			return own.multiply(t, k, x, w, y)
+		}
+		return t.multiply(k, x, w, y, ws)
 	}
 	norm, err := d.fast("norm_rows_fast", "LINEAR")
 	if err != nil {
@@ -170,9 +232,6 @@ func (d *device) planLinear(s *opState, l ascendrt.LinearAttr) error {
 	if err != nil {
 		return err
 	}
-	if _, err := d.blas.get(d); err != nil {
-		return err
-	}
 	if l.In%8 != 0 || l.Out%8 != 0 {
 		return invalid("plan linear", fmt.Sprintf("%d inputs, %d outputs: multiples of 8 are computed", l.In, l.Out), ascendrt.ErrUnsupported)
 	}
@@ -181,7 +240,7 @@ func (d *device) planLinear(s *opState, l ascendrt.LinearAttr) error {
 	if l.Epilogue == ascendrt.EpilogueSwiGLU {
 		gated = upTo256(4 * n * l.Out)
 	}
-	s.ws = blasWorkspace + normed + gated
+	s.ws = scratch + normed + gated
 	s.emit = func(t *translator, ws ascendrt.View, a []ascendrt.Tensor) error {
 		x, y := &a[0], &a[len(a)-1]
 		rounded, to := x, y // what kernels for few tokens read and write, beside a stream
@@ -202,7 +261,7 @@ func (d *device) planLinear(s *opState, l ascendrt.LinearAttr) error {
 		if n == 0 {
 			return nil
 		}
-		space := uint64(ws.Addr) + blasWorkspace
+		space := uint64(ws.Addr) + uint64(scratch)
 		tight := min(256, (l.In/8+31)/32*32)
 		if w.Stride() == l.In && aligned(rounded, w, to) {
 			for _, f := range few {
@@ -223,6 +282,11 @@ func (d *device) planLinear(s *opState, l ascendrt.LinearAttr) error {
 		if s.Spec.MaxRows == 0 && n > 1 {
 			return fmt.Errorf("%d rows, planned without MaxRows: %w", n, ascendrt.ErrInvalid)
 		}
+		if own != nil {
+			if err := needAligned(x, w, y); err != nil {
+				return err
+			}
+		}
 		from, xs := at(x), x.Stride()
 		switch {
 		case l.Norm:
@@ -238,7 +302,7 @@ func (d *device) planLinear(s *opState, l ascendrt.LinearAttr) error {
 		}
 		k := blasShape{typ: ascendrt.BFloat16, out: y.Type, rows: n, in: l.In, m: l.Out, add: l.Epilogue == ascendrt.EpilogueAdd, xs: xs, ws: w.Stride(), ys: y.Stride()}
 		if l.Epilogue != ascendrt.EpilogueSwiGLU {
-			err := t.multiply(k, from, at(w), at(y), uint64(ws.Addr))
+			err := multiply(t, k, from, at(w), at(y), uint64(ws.Addr))
 			if err != nil || !k.add || n > ascendrt.NearRows {
 				return err
 			}
@@ -246,7 +310,7 @@ func (d *device) planLinear(s *opState, l ascendrt.LinearAttr) error {
 		}
 		both := space + uint64(normed)
 		k.m, k.ys = 2*l.Out, 2*l.Out
-		if err := t.multiply(k, from, at(w), both, uint64(ws.Addr)); err != nil {
+		if err := multiply(t, k, from, at(w), both, uint64(ws.Addr)); err != nil {
 			return err
 		}
 		return t.overlap(gate, [3]int{(l.Out/8 + 255) / 256, n, 1}, 256, 0, both, uint64(2*l.Out), at(y), stride(y), uint64(l.Out))
@@ -367,11 +431,48 @@ func sharing(rows, requests, per, kvHeads, units, keys int) int {
 	return c
 }
 
+// tallAttention is attend_long with so many blocks of threads to a request's keys, and
+// its shared memory.
+func (d *device) tallAttention(n ascendrt.AttentionAttr, blocks int) (k *kernel, bytes int, err error) {
+	bytes = 2 * n.HeadDim * (128 + 4*64)
+	if k, err = d.fast(fmt.Sprintf("attend_long_%d", blocks), attentionModule(n)...); err == nil {
+		err = d.allowShared(k, bytes+64) // and what it has beside
+	}
+	return k, bytes, err
+}
+
+func attentionModule(n ascendrt.AttentionAttr) []string {
+	return []string{fmt.Sprintf("HEAD=%d", n.HeadDim), fmt.Sprintf("GROUP=%d", n.Heads/n.KVHeads)}
+}
+
+// attentionParams are the arguments of the attention kernels up to the lengths, and behind them.
+func attentionParams(n ascendrt.AttentionAttr, a []ascendrt.Tensor) (front, back []uint64, err error) {
+	q, kc, vc, table, y := &a[0], &a[1], &a[2], &a[3], &a[6]
+	return []uint64{at(q), stride(q), at(kc), stride(kc), at(vc), stride(vc), at(table), stride(table), at(&a[4]), at(&a[5])},
+		[]uint64{at(y), stride(y), uint64(n.KVHeads), uint64(wordbits.TrailingZeros(uint(n.BlockSize))), bits(n.Scale * 1.44269504088896341)},
+		needAligned(q, kc, vc, y)
+}
+
+// planPerRowAttention computes all rows with the kernel for long ones, one block to a
+// tile: it takes a row's keys in the same steps in whatever tile the row lies.
+func (d *device) planPerRowAttention(s *opState, n ascendrt.AttentionAttr) error {
+	k, bytes, err := d.tallAttention(n, 1)
+	s.emit = func(t *translator, _ ascendrt.View, a []ascendrt.Tensor) error {
+		front, back, err := attentionParams(n, a)
+		rows, reqs := a[0].Rows(), a[3].Rows()
+		tiles := rows/(128/(n.Heads/n.KVHeads)) + min(reqs, rows)
+		if err != nil || tiles == 0 {
+			return err
+		}
+		return t.overlap(k, [3]int{tiles, n.KVHeads, 1}, 128, bytes, append(append(front, uint64(reqs)), append(back, 0)...)...)
+	}
+	return err
+}
+
 // planFastAttention uses one kernel for short rows, as decodes are, and another
 // for long ones; both where the step may hold both.
 func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
-	group := n.Heads / n.KVHeads
-	module := []string{fmt.Sprintf("HEAD=%d", n.HeadDim), fmt.Sprintf("GROUP=%d", group)}
+	group, module := n.Heads/n.KVHeads, attentionModule(n)
 	queries := 1 // of 8 pairs of a token and a head each
 	long := n.MaxQuery == 0 || n.MaxQuery*group > 32
 	for pairs := max(group, n.MaxQuery*group); queries < 4 && 8*queries < pairs; {
@@ -415,27 +516,21 @@ func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
 		rings = k
 	}
 	var tall []*kernel
-	tallShared := 2 * n.HeadDim * (128 + 4*64)
+	var tallShared int
 	for _, c := range clusters {
-		k, err := d.fast(fmt.Sprintf("attend_long_%d", c), module...)
-		if err == nil {
-			err = d.allowShared(k, tallShared+64) // and what it has beside
-		}
+		k, bytes, err := d.tallAttention(n, c)
 		if err != nil {
 			return err
 		}
-		tall = append(tall, k)
+		tall, tallShared = append(tall, k), bytes
 	}
-	shift := uint64(wordbits.TrailingZeros(uint(n.BlockSize)))
-	scale := bits(n.Scale * 1.44269504088896341)
 	s.emit = func(t *translator, _ ascendrt.View, a []ascendrt.Tensor) error {
-		q, kc, vc, table, y := &a[0], &a[1], &a[2], &a[3], &a[6]
+		q, table := &a[0], &a[3]
 		reqs := table.Rows()
-		if err := needAligned(q, kc, vc, y); err != nil {
+		front, back, err := attentionParams(n, a)
+		if err != nil {
 			return err
 		}
-		params := []uint64{at(q), stride(q), at(kc), stride(kc), at(vc), stride(vc), at(table), stride(table), at(&a[4]), at(&a[5])}
-		tail := []uint64{at(y), stride(y), uint64(n.KVHeads), shift, scale}
 		// As many blocks share a request's keys as there are multiprocessors.
 		c := 0
 		for c < len(clusters)-1 && reqs*n.KVHeads*clusters[c+1] <= d.info.ComputeUnits && table.RowLen()*n.BlockSize > 64*clusters[c] {
@@ -449,7 +544,7 @@ func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
 		default:
 			k, bytes = ring[c], max(ringed, shared)
 		}
-		if err := t.overlap(k, [3]int{clusters[c], n.KVHeads, reqs}, threads, bytes, append(params[:len(params):len(params)], tail...)...); err != nil || !long {
+		if err := t.overlap(k, [3]int{clusters[c], n.KVHeads, reqs}, threads, bytes, append(front[:len(front):len(front)], back...)...); err != nil || !long {
 			return err
 		}
 		per := 128 / group
@@ -458,7 +553,7 @@ func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
 			return nil
 		}
 		c = sharing(q.Rows(), reqs, per, n.KVHeads, d.info.ComputeUnits, table.RowLen()*n.BlockSize)
-		return t.overlap(tall[c], [3]int{tiles * clusters[c], n.KVHeads, 1}, 128, tallShared, append(append(params, uint64(reqs)), append(tail, uint64(few))...)...)
+		return t.overlap(tall[c], [3]int{tiles * clusters[c], n.KVHeads, 1}, 128, tallShared, append(append(front, uint64(reqs)), append(back, uint64(few))...)...)
 	}
 	return nil
 }

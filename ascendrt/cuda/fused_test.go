@@ -176,7 +176,10 @@ func TestFusedLinear(t *testing.T) {
 	for _, size := range []struct{ k, m int }{{256, 512}, {1024, 48}, {1024, 1024}, {3072, 264}, {512, 5000}} {
 		for _, epi := range []ascendrt.Epilogue{ascendrt.EpilogueStore, ascendrt.EpilogueAdd, ascendrt.EpilogueSwiGLU, ascendrt.EpilogueFloat} {
 			for _, n := range []int{1, 3, 8, 9, 16, 31, 32, 33, 64, 65} {
-				t.Run(fmt.Sprintf("%d_to_%d/%v/%d", size.k, size.m, epilogues[epi], n), func(t *testing.T) { fusedLinear(bench.in(t), size.k, size.m, n, n, epi) })
+				t.Run(fmt.Sprintf("%d_to_%d/%v/%d", size.k, size.m, epilogues[epi], n), func(t *testing.T) { fusedLinear(bench.in(t), size.k, size.m, n, n, epi, false) })
+			}
+			for _, n := range []int{1, 16, 17, 65, 256, 257} {
+				t.Run(fmt.Sprintf("%d_to_%d/%v/per_row_%d", size.k, size.m, epilogues[epi], n), func(t *testing.T) { fusedLinear(bench.in(t), size.k, size.m, n, n, epi, true) })
 			}
 		}
 	}
@@ -191,20 +194,21 @@ func TestFusedLinearOfFewRowsOfMany(t *testing.T) {
 	bench := fusedBench(t)
 	for _, k := range []int{1024, 256} {
 		for _, n := range []int{1, 7, 16, 32, 33} {
-			t.Run(fmt.Sprintf("%d/%d", k, n), func(t *testing.T) { fusedLinear(bench.in(t), k, 264, n, 70, ascendrt.EpilogueFloat) })
+			t.Run(fmt.Sprintf("%d/%d", k, n), func(t *testing.T) { fusedLinear(bench.in(t), k, 264, n, 70, ascendrt.EpilogueFloat, false) })
+			t.Run(fmt.Sprintf("%d/per_row_%d", k, n), func(t *testing.T) { fusedLinear(bench.in(t), k, 264, n, 70, ascendrt.EpilogueFloat, true) })
 		}
 	}
 }
 
 // fusedLinear computes n rows of an input of `of` rows.
-func fusedLinear(b *bench, k, m, n, of int, epi ascendrt.Epilogue) {
+func fusedLinear(b *bench, k, m, n, of int, epi ascendrt.Epilogue, perRow bool) {
 	norm, both := epi != ascendrt.EpilogueAdd, 1
 	if epi == ascendrt.EpilogueSwiGLU {
 		both = 2
 	}
 	w, gain := b.normal(both*m*k, 1/math.Sqrt(float64(k))), b.normal(k, 1)
 	tw, tg := b.halves(w, both*m, k), b.halves(gain, k)
-	attr := ascendrt.LinearAttr{In: k, Out: m, Norm: norm, Eps: 1e-6, Epilogue: epi, Rows: epi == ascendrt.EpilogueFloat}
+	attr := ascendrt.LinearAttr{In: k, Out: m, Norm: norm, Eps: 1e-6, Epilogue: epi, Rows: epi == ascendrt.EpilogueFloat, PerRow: perRow}
 	var x []float64
 	var args []ascendrt.Tensor
 	if norm {
@@ -289,6 +293,75 @@ func fusedLinear(b *bench, k, m, n, of int, epi ascendrt.Epilogue) {
 		}
 		require.Equal(b.t, got, b.read(near))
 	}
+}
+
+// A row has the bits that it has alone in any batch, at any place of it: planned PerRow,
+// and only then, which shows that the comparison can fail.
+func TestLinearPerRow(t *testing.T) {
+	bench := fusedBench(t)
+	for _, size := range []struct{ k, m int }{{1024, 1024}, {3072, 264}, {72, 48}} {
+		for _, epi := range []ascendrt.Epilogue{ascendrt.EpilogueStore, ascendrt.EpilogueAdd, ascendrt.EpilogueSwiGLU, ascendrt.EpilogueFloat} {
+			t.Run(fmt.Sprintf("%d_to_%d/%v", size.k, size.m, epilogues[epi]), func(t *testing.T) {
+				require.Zero(t, rowsOfBatches(bench.in(t), size.k, size.m, epi, true), "rows whose bits depend on their batch")
+			})
+		}
+	}
+	t.Run("control", func(t *testing.T) {
+		require.Positive(t, rowsOfBatches(bench.in(t), 3072, 264, ascendrt.EpilogueFloat, false))
+	})
+}
+
+// rowsOfBatches counts the rows whose bits are not those that they have in the largest batch.
+func rowsOfBatches(b *bench, k, m int, epi ascendrt.Epilogue, perRow bool) (differ int) {
+	const all = 300
+	wide := m
+	if epi == ascendrt.EpilogueSwiGLU {
+		wide *= 2
+	}
+	attr := ascendrt.LinearAttr{In: k, Out: m, Norm: epi != ascendrt.EpilogueAdd, Eps: 1e-6, Epilogue: epi, PerRow: perRow}
+	w, gain := b.halves(b.normal(wide*k, 1/math.Sqrt(float64(k))), wide, k), b.halves(b.normal(k, 1), k)
+	x, y0 := b.normal(all*k, 2), make([]float32, all*m)
+	for i := range y0 {
+		y0[i] = float32(b.rng.NormFloat64())
+	}
+	product := func(from, to int) []float64 {
+		n := to - from
+		part, args := x[from*k:to*k], []ascendrt.Tensor(nil)
+		near := b.halves(part[:min(n, ascendrt.NearRows)*k], min(n, ascendrt.NearRows), k)
+		if attr.Norm {
+			stream := make([]float32, len(part))
+			for i, v := range part {
+				stream[i] = float32(v)
+			}
+			args = append(args, b.floats(stream, n, k), near, gain, w)
+		} else {
+			args = append(args, b.halves(part, n, k), w)
+		}
+		var y ascendrt.Tensor
+		switch epi {
+		case ascendrt.EpilogueAdd:
+			y = b.floats(y0[from*m:to*m], n, m)
+			args = append(args, y, b.poisoned(ascendrt.BFloat16, min(n, ascendrt.NearRows), m))
+		case ascendrt.EpilogueFloat:
+			y = b.poisoned(ascendrt.Float32, n, m)
+			args = append(args, y)
+		default:
+			y = b.poisoned(ascendrt.BFloat16, n, m)
+			args = append(args, y)
+		}
+		b.run(ascendrt.OpLinear, n, attr, args...)
+		return b.read(y)
+	}
+	want := product(0, all)
+	for _, part := range [][2]int{{0, 1}, {77, 78}, {299, 300}, {3, 18}, {100, 116}, {101, 118}, {5, 37}, {30, 94}, {200, 265}, {1, 257}, {40, 297}} {
+		got := product(part[0], part[1])
+		for r := range part[1] - part[0] {
+			if !slices.Equal(got[r*m:(r+1)*m], want[(part[0]+r)*m:(part[0]+r+1)*m]) {
+				differ++
+			}
+		}
+	}
+	return differ
 }
 
 // heads is a paged cache with known keys and values.
@@ -405,7 +478,9 @@ func TestFusedAttention(t *testing.T) {
 		{heads{16, 8, 128, 16, 0}, slices.Repeat([]row{{5, 1100}}, 16), 0},
 		{heads{16, 8, 128, 64, 0}, append(slices.Repeat([]row{{1, 300}}, 9), row{64, 4200}), 0},
 	} {
-		t.Run(fmt.Sprintf("%d/%d_of_%d_for_%d", i, x.hq, x.d, x.hk), func(t *testing.T) { fusedAttention(bench.in(t), x) })
+		name := fmt.Sprintf("%d/%d_of_%d_for_%d", i, x.hq, x.d, x.hk)
+		t.Run(name, func(t *testing.T) { fusedAttention(bench.in(t), x, ascendrt.SumFree) })
+		t.Run(name+"/per_row", func(t *testing.T) { fusedAttention(bench.in(t), x, ascendrt.SumPerRow) })
 	}
 }
 
@@ -422,7 +497,53 @@ func TestSharing(t *testing.T) {
 	require.Equal(t, 1, blocks(8, 9, 100), "more requests than rows, as padded ones are")
 }
 
-func fusedAttention(b *bench, x attentionCase) {
+// A row of a request has the same bits however many rows come with it, and whatever
+// other requests do: with SumPerRow, and only then.
+func TestAttentionPerRow(t *testing.T) {
+	bench := fusedBench(t)
+	for _, h := range []heads{{16, 8, 128, 64, 0}, {32, 8, 128, 16, 0}, {8, 8, 64, 16, 0}} {
+		t.Run(fmt.Sprintf("%d_of_%d_for_%d", h.hq, h.d, h.hk), func(t *testing.T) {
+			require.Zero(t, rowsOfCuts(bench.in(t), h, ascendrt.SumPerRow))
+			require.Positive(t, rowsOfCuts(bench.in(t), h, ascendrt.SumFree), "the control")
+		})
+	}
+}
+
+// rowsOfCuts counts the rows of a prompt of 1,100 tokens whose bits depend on how it is cut.
+func rowsOfCuts(b *bench, h heads, order ascendrt.SumOrder) (differ int) {
+	const prompt, other = 1100, 700
+	width := (prompt + h.bs - 1) / h.bs
+	h.blocks = 2*width + 1
+	k, v := b.halves(b.normal(h.blocks*h.bs*h.hk*h.d, 1), h.blocks, h.bs, h.hk, h.d), b.halves(b.normal(h.blocks*h.bs*h.hk*h.d, 1), h.blocks, h.bs, h.hk, h.d)
+	q, beside := b.normal(prompt*h.hq*h.d, 1), b.normal(prompt*h.hq*h.d, 1)
+	table := make([]int32, 2*width)
+	for i, p := range b.rng.Perm(2 * width) {
+		table[i] = int32(p + 1)
+	}
+	// Rows from..to of the prompt, behind those of another request.
+	attend := func(from, to, more, most int) []float64 {
+		n := more + to - from
+		rows := append(slices.Clone(beside[:more*h.hq*h.d]), q[from*h.hq*h.d:to*h.hq*h.d]...)
+		y := b.poisoned(ascendrt.BFloat16, n, h.hq*h.d)
+		b.run(ascendrt.OpAttention, n, ascendrt.AttentionAttr{Heads: h.hq, KVHeads: h.hk, HeadDim: h.d, BlockSize: h.bs, Order: order, MaxQuery: most},
+			b.halves(rows, n, h.hq*h.d), k, v, b.ints(table, 2, width), b.ints([]int32{0, int32(more), int32(n)}), b.ints([]int32{other, int32(to)}), y)
+		return b.read(y)[more*h.hq*h.d:]
+	}
+	want := attend(0, prompt, 1, 0)
+	for _, c := range []struct{ from, to, more, most int }{
+		{1099, 1100, 1, 1}, {1099, 1100, 1, 0}, {500, 501, 300, 0}, {63, 64, 1, 1}, {64, 65, 1, 1}, {1090, 1100, 7, 0}, {0, 512, 64, 0}, {512, 1100, 2, 0}, {1, 700, 1, 0}, {130, 131, 5, 0},
+	} {
+		got := attend(c.from, c.to, c.more, c.most)
+		for r := c.from; r < c.to; r++ {
+			if !slices.Equal(got[(r-c.from)*h.hq*h.d:(r-c.from+1)*h.hq*h.d], want[r*h.hq*h.d:(r+1)*h.hq*h.d]) {
+				differ++
+			}
+		}
+	}
+	return differ
+}
+
+func fusedAttention(b *bench, x attentionCase, order ascendrt.SumOrder) {
 	h, n, width := x.heads, 0, 0
 	starts, lens := []int32{0}, []int32{}
 	for _, r := range x.rows {
@@ -439,7 +560,7 @@ func fusedAttention(b *bench, x attentionCase) {
 	q := b.normal(n*h.hq*h.d, 1)
 	k, v := b.normal(h.blocks*h.bs*h.hk*h.d, 1), b.normal(h.blocks*h.bs*h.hk*h.d, 1)
 	y := b.poisoned(ascendrt.BFloat16, n, h.hq*h.d)
-	b.run(ascendrt.OpAttention, n, ascendrt.AttentionAttr{Heads: h.hq, KVHeads: h.hk, HeadDim: h.d, BlockSize: h.bs, Order: ascendrt.SumFree, MaxQuery: x.max},
+	b.run(ascendrt.OpAttention, n, ascendrt.AttentionAttr{Heads: h.hq, KVHeads: h.hk, HeadDim: h.d, BlockSize: h.bs, Order: order, MaxQuery: x.max},
 		b.halves(q, n, h.hq*h.d), b.halves(k, h.blocks, h.bs, h.hk, h.d), b.halves(v, h.blocks, h.bs, h.hk, h.d),
 		b.ints(table, len(x.rows), width), b.ints(starts), b.ints(lens), y)
 	got := b.read(y)

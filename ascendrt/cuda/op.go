@@ -77,10 +77,13 @@ func (d *device) plan(s *opState) error {
 	case ascendrt.ScatterAttr:
 		return d.planScatter(s, at, ty)
 	case ascendrt.AttentionAttr:
-		if at.Order == ascendrt.SumFree && d.attends(s.Spec.Type, at) {
-			return d.planFastAttention(s, at)
+		switch {
+		case at.Order == ascendrt.SumFixed || !d.attends(s.Spec.Type, at):
+			return d.planAttention(s, at, ty)
+		case at.Order == ascendrt.SumPerRow:
+			return d.planPerRowAttention(s, at)
 		}
-		return d.planAttention(s, at, ty)
+		return d.planFastAttention(s, at)
 	case ascendrt.SwiGLUAttr:
 		return d.planRow(s, "swiglu_"+ty, at.Dim)
 	case ascendrt.ArgmaxAttr:

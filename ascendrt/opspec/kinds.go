@@ -110,7 +110,7 @@ func matmul(s *Signature) error {
 	if err == nil && a.OutType != ascendrt.Float32 && a.OutType != t {
 		return errors.New("outputs are of the storage type or float32")
 	}
-	if err == nil && (a.Weights > ascendrt.WeightsKM || a.Order > ascendrt.SumFree) {
+	if err == nil && (a.Weights > ascendrt.WeightsKM || a.Order > ascendrt.SumPerRow) {
 		return errors.New("unknown weight layout or order")
 	}
 	s.Spec.Attr = a

@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/ascendrt/backends"
 	"github.com/sluice-serving/sluice/graphs"
+	"github.com/sluice-serving/sluice/internal/engine/executor"
 	"github.com/sluice-serving/sluice/internal/engine/model"
 	"github.com/sluice-serving/sluice/internal/engine/sample"
 	"github.com/sluice-serving/sluice/kvcache"
@@ -27,7 +28,8 @@ type Config struct {
 	Generation      sample.Defaults // of requests that name none, over the model's own
 	Device          string          // "host", the default, "ascend" or "cuda", with ":n" for another ordinal than 0
 	DType           string          // "float32" or "bfloat16"; "auto", the default: float32 on the host, bfloat16 elsewhere
-	BatchInvariant  bool            // no fused operations: the bits of a request depend on nothing that runs beside it
+	BatchInvariant  bool            // the bits of a request depend on nothing that runs beside it, also where faster operations exist
+	NamedOperations bool            // no fused operations: besides, the same bits on every device that computes as docs/numerics.md
 	DeviceWorkers   int             // CPU cores per operation of the host device; default all
 
 	BlockSize    int     // tokens per KV block; default 16, on Ascend 128
@@ -324,6 +326,16 @@ func (c Config) storage() ascendrt.DType {
 		return ascendrt.BFloat16
 	}
 	return ascendrt.Float32
+}
+
+func (c Config) ops() executor.Ops {
+	switch {
+	case c.NamedOperations:
+		return executor.OpsNamed
+	case c.BatchInvariant:
+		return executor.OpsPerRow
+	}
+	return executor.OpsFused
 }
 
 // Warnings lists choices that have no effect.

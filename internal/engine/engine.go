@@ -178,7 +178,7 @@ func newRank(ctx context.Context, cfg Config, index int, base string, loaded *lo
 	}
 	shape := executor.Config{
 		Model: loaded.config, Type: cfg.storage(), Blocks: blocks, BlockSize: cfg.BlockSize, MaxSeqs: cfg.MaxSeqs, MaxTokens: cfg.MaxTokens,
-		MaxLen: cfg.MaxModelLen, InFlight: r.limit, Sampler: r, Scorer: r, Invariant: cfg.BatchInvariant,
+		MaxLen: cfg.MaxModelLen, InFlight: r.limit, Sampler: r, Scorer: r, Ops: cfg.ops(),
 		Graphs: graphs.Config{
 			Mode: cfg.GraphMode, Policy: cfg.GraphPolicy, MaxNumSeqs: cfg.MaxSeqs, MaxNumBatchedTokens: cfg.MaxTokens, K: cfg.Speculative.Tokens,
 			KV: cfg.KVTransfer.graphs(),

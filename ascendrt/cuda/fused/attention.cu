@@ -242,18 +242,6 @@ __device__ __forceinline__ void attend_short(const u16* q, i64 qs, const u16* kc
 	}
 }
 
-__device__ __forceinline__ void copy16(void* dst, const void* src) {
-	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"((u32)__cvta_generic_to_shared(dst)), "l"(src) : "memory");
-}
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template<int N> __device__ __forceinline__ void arrived() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
-__device__ __forceinline__ void ldm(u32* r, const void* p) {
-	asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((u32)__cvta_generic_to_shared(p)) : "memory");
-}
-__device__ __forceinline__ void ldm_turned(u32* r, const void* p) {
-	asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((u32)__cvta_generic_to_shared(p)) : "memory");
-}
-
 // Attention of long rows: a block computes 128 pairs of a query token and a head
 // of one kv group (4 warps, 32 each) over tiles of 64 keys, two tiles in flight.
 // Rows with up to `few` pairs are left to attend_short. The CL blocks of a cluster

@@ -115,3 +115,19 @@ __device__ __forceinline__ void bar_wait(u64*, int) { asm volatile("trap;"); }
 __device__ __forceinline__ void bulk(void*, const void*, int, u64*) {}
 __device__ __forceinline__ void bars_ready() {}
 #endif
+
+// Copies of 16 bytes into shared memory, in groups, and matrices of 8 by 8 halves out of it.
+__device__ __forceinline__ void copy16(void* dst, const void* src) {
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at_shared(dst)), "l"(src) : "memory");
+}
+__device__ __forceinline__ void copy16_or_zero(void* dst, const void* src, bool real) {
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(at_shared(dst)), "l"(src), "r"(real ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template<int N> __device__ __forceinline__ void arrived() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
+__device__ __forceinline__ void ldm(u32* r, const void* p) {
+	asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at_shared(p)) : "memory");
+}
+__device__ __forceinline__ void ldm_turned(u32* r, const void* p) {
+	asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at_shared(p)) : "memory");
+}

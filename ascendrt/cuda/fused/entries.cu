@@ -38,6 +38,17 @@ KERNEL __launch_bounds__(256) take_rows_fast(const u16* x, i64 xs, const int* ro
 	for (int i = threadIdx.x * 8; i < k; i += blockDim.x * 8) *(v4*)(y + blockIdx.x * ys + i) = r < 0 ? v4{ 0, 0, 0, 0 } : ld16(x + r * xs + i);
 }
 #endif
+#ifdef PRODUCT
+#undef PRODUCT
+#define PRODUCT1(NAME, BM, BN, WM, WN, ST, EPI, BLOCKS) \
+KERNEL __launch_bounds__(BM / WM * (BN / WN) * 32, BLOCKS) NAME(const u16* x, i64 xs, const u16* w, i64 ws, void* y, i64 ys, i64 n, i64 k, i64 m) { \
+	product<BM, BN, WM, WN, ST, EPI>(x, xs, w, ws, y, ys, (int)n, (int)k, (int)m); }
+#define PRODUCT(NAME, EPI) \
+PRODUCT1(product_16_##NAME, 16, 32, 16, 16, 8, EPI, 4) \
+PRODUCT1(product_64_##NAME, 64, 64, 32, 32, 4, EPI, 3) \
+PRODUCT1(product_128_##NAME, 128, 128, 64, 32, 3, EPI, 2)
+PRODUCT(store, STORE) PRODUCT(add, ADD) PRODUCT(float, FLOAT)
+#endif
 #ifdef HEAD
 #define SHORT(NQ, CL) \
 KERNEL __cluster_dims__(CL, 1, 1) __launch_bounds__(256, NQ > 1 ? 1 : 2) attend_short_##NQ##_##CL(const u16* q, i64 qs, const u16* kc, i64 kcs, const u16* vc, i64 vcs, \

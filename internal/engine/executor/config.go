@@ -3,11 +3,37 @@ package executor
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 	"github.com/sluice-serving/sluice/graphs"
 	"github.com/sluice-serving/sluice/internal/engine/model"
 )
+
+// Ops are the operations that compute a model stored as bfloat16 where a device has
+// fused ones. Without them, and for Float32, they are the named ones whatever is chosen.
+type Ops uint8
+
+const (
+	OpsFused  Ops = iota // the fastest: a row's bits may depend on what else is in its step
+	OpsPerRow            // fused ones that sum per row: its bits depend neither on other rows nor on how it is cut into steps
+	OpsNamed             // those of docs/numerics.md: the same bits on every device
+)
+
+var opsNames = [...]string{"fused", "per-row", "named"}
+
+// String names them.
+func (o Ops) String() string { return opsNames[min(o, OpsNamed)] }
+
+// ParseOps reads a name.
+func ParseOps(s string) (Ops, error) {
+	for i, name := range opsNames {
+		if s == name {
+			return Ops(i), nil
+		}
+	}
+	return 0, fmt.Errorf("executor: no operations %q; there are %s", s, strings.Join(opsNames[:], ", "))
+}
 
 // Config sizes an executor. Every field is required unless its comment says otherwise.
 type Config struct {
@@ -22,7 +48,7 @@ type Config struct {
 	Graphs    graphs.Config
 	KV        ascendrt.Placement    // of the KV pool; PlaceShareable: another process may be given it
 	Group     ascendrt.Communicator // ranks among which the experts lie; nil: all lie here. Each submits the same steps, see SubmitIdle
-	Invariant bool                  // named operations where there are fused ones too: a row's bits then depend on no other row, and not on how it is cut into steps
+	Ops       Ops                   // which operations compute
 	Sampler   Sampler               // chooses tokens that are not the most likely ones; nil: there are none
 	Scorer    Scorer                // reads the logits of prompts; nil: nobody does
 

@@ -25,6 +25,10 @@ func (e *Executor) planFused() (ops, error) {
 	f := &fusedOps{}
 	t, r := e.maxTokens, e.placesOf(e.maxTokens, e.maxReqs)
 	attention := ascendrt.AttentionAttr{Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, BlockSize: e.c.BlockSize, Order: ascendrt.SumFree}
+	perRow := e.c.Ops == OpsPerRow
+	if perRow {
+		attention.Order = ascendrt.SumPerRow
+	}
 	one := attention
 	one.MaxQuery = 1
 	for _, x := range []struct {
@@ -34,15 +38,15 @@ func (e *Executor) planFused() (ops, error) {
 		attr any
 	}{
 		{&f.embed, ascendrt.OpFeedEmbedding, t, ascendrt.FeedAttr{Vocab: c.Vocab, Hidden: c.Hidden}},
-		{&f.qkv, ascendrt.OpLinear, t, ascendrt.LinearAttr{In: c.Hidden, Out: c.QWidth() + 2*c.KVWidth(), Norm: true, Eps: c.NormEps}},
+		{&f.qkv, ascendrt.OpLinear, t, ascendrt.LinearAttr{In: c.Hidden, Out: c.QWidth() + 2*c.KVWidth(), Norm: true, Eps: c.NormEps, PerRow: perRow}},
 		{&f.rotate, ascendrt.OpRotateWrite, t, ascendrt.RotateAttr{
 			Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, BlockSize: e.c.BlockSize, MaxPosition: e.c.MaxLen, Norm: c.HeadNorm, Eps: c.NormEps}},
 		{&o.attn, ascendrt.OpAttention, t, attention},
 		{&f.attendOne, ascendrt.OpAttention, t, one},
-		{&f.out, ascendrt.OpLinear, t, ascendrt.LinearAttr{In: c.QWidth(), Out: c.Hidden, Epilogue: ascendrt.EpilogueAdd}},
-		{&f.ffn, ascendrt.OpLinear, t, ascendrt.LinearAttr{In: c.Hidden, Out: c.FFN, Norm: true, Eps: c.NormEps, Epilogue: ascendrt.EpilogueSwiGLU}},
-		{&f.down, ascendrt.OpLinear, t, ascendrt.LinearAttr{In: c.FFN, Out: c.Hidden, Epilogue: ascendrt.EpilogueAdd}},
-		{&f.head, ascendrt.OpLinear, r, ascendrt.LinearAttr{In: c.Hidden, Out: c.Vocab, Norm: true, Eps: c.NormEps, Rows: true, Epilogue: ascendrt.EpilogueFloat}},
+		{&f.out, ascendrt.OpLinear, t, ascendrt.LinearAttr{In: c.QWidth(), Out: c.Hidden, Epilogue: ascendrt.EpilogueAdd, PerRow: perRow}},
+		{&f.ffn, ascendrt.OpLinear, t, ascendrt.LinearAttr{In: c.Hidden, Out: c.FFN, Norm: true, Eps: c.NormEps, Epilogue: ascendrt.EpilogueSwiGLU, PerRow: perRow}},
+		{&f.down, ascendrt.OpLinear, t, ascendrt.LinearAttr{In: c.FFN, Out: c.Hidden, Epilogue: ascendrt.EpilogueAdd, PerRow: perRow}},
+		{&f.head, ascendrt.OpLinear, r, ascendrt.LinearAttr{In: c.Hidden, Out: c.Vocab, Norm: true, Eps: c.NormEps, Rows: true, Epilogue: ascendrt.EpilogueFloat, PerRow: perRow}},
 		{&f.pick, ascendrt.OpPick, r, ascendrt.PickAttr{Dim: c.Vocab}},
 	} {
 		op, err := e.dev.Plan(ascendrt.OpSpec{Kind: x.kind, Type: e.c.storage(), MaxRows: x.rows, Attr: x.attr})

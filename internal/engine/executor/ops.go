@@ -43,7 +43,7 @@ func (e *Executor) planOps() (ops, error) {
 	norm := func(kind ascendrt.OpKind, dim, groups int) ascendrt.Op {
 		return plan(kind, t, ascendrt.NormAttr{Dim: dim, Groups: groups, Eps: c.NormEps})
 	}
-	if e.c.storage() == ascendrt.BFloat16 && !e.c.sparse() && !e.c.Invariant {
+	if e.c.storage() == ascendrt.BFloat16 && !e.c.sparse() && e.c.Ops != OpsNamed {
 		f, err := e.planFused()
 		if err == nil {
 			return f, nil

@@ -141,7 +141,10 @@ func TestLogitsOfPromptsOnDevice(t *testing.T) {
 	run := func(t *testing.T, dev ascendrt.Device, typ ascendrt.DType, named bool) [][][]float32 {
 		x := newReader()
 		cfg := deviceConfig(c, typ, graphs.ModeFullAndPiecewise, 48, 2)
-		cfg.Scorer, cfg.Invariant = x, named
+		cfg.Scorer = x
+		if named {
+			cfg.Ops = OpsNamed
+		}
 		_, logits := rigOf(t, dev, cfg, w).read(x, questions, 3)
 		return logits
 	}

@@ -20,12 +20,12 @@ import (
 
 // subject is a model with a storage on the device under test. Its answers are
 // compared with those of an engine without cache, graphs and overlap of steps: of
-// the host, token by token, or where fused operations sum in an order of their own
-// with those of the device itself, within a tolerance.
+// the host where operations are named, else of the device itself; token by token, or
+// within a tolerance where fused operations sum in an order of their own.
 type subject struct {
 	device.Chosen
 	model, storage string
-	exact          bool
+	named, perRow  bool // which operations compute; the fastest ones if neither
 	talks          []talk
 }
 
@@ -42,13 +42,16 @@ type amounts struct{ sessions, turns, first, next, answer, seqs int }
 
 func (s *subject) amounts() amounts {
 	switch {
-	case s.Asked && !s.exact:
+	case s.Asked && !s.named:
 		return amounts{7, 3, 100, 20, 24, 16}
 	case s.Asked:
 		return amounts{7, 3, 300, 40, 24, 16}
 	}
 	return amounts{2, 2, 40, 6, 8, 4}
 }
+
+// exact reports whether answers are equal token by token.
+func (s *subject) exact() bool { return s.named || s.perRow }
 
 // block is the number of tokens of a KV block.
 func (s *subject) block() int {
@@ -60,7 +63,7 @@ func (s *subject) block() int {
 
 // on puts an engine onto the device.
 func (s *subject) on(c engine.Config) engine.Config {
-	c.Device, c.Model, c.DType, c.BatchInvariant = s.Name, s.model, s.storage, s.exact
+	c.Device, c.Model, c.DType, c.NamedOperations, c.BatchInvariant = s.Name, s.model, s.storage, s.named, s.perRow
 	c.BlockSize = s.block()
 	if c.MaxSeqs == 0 {
 		c.MaxSeqs = s.amounts().seqs
@@ -89,7 +92,7 @@ var plain = engine.Config{NoPrefix: true, Sync: true, Eager: true}
 // uncached is the engine whose answers count.
 func (s *subject) uncached(t *testing.T) *node {
 	c := s.on(plain)
-	if s.exact {
+	if s.named {
 		c.Device = "host"
 	}
 	return start(t, c, Options{})
@@ -106,12 +109,12 @@ func (s *subject) record(t *testing.T, turns int, with func(session int) m) []ta
 		prompt := s.words(rng, a.first+3*i)
 		for range turns {
 			more := m{}
-			if !s.exact {
+			if !s.exact() {
 				more["logprobs"] = 20
 			}
 			c := n.complete(s.body(prompt, with(i), more)).Choices[0]
 			k.prompts, k.want = append(k.prompts, slices.Clone(prompt)), append(k.want, c.TokenIDs)
-			if !s.exact {
+			if !s.exact() {
 				var p openai.CompletionLogprobs
 				require.NoError(t, json.Unmarshal(c.Logprobs, &p))
 				k.odds = append(k.odds, p.TopLogprobs)
@@ -151,7 +154,7 @@ func (s *subject) same(t *testing.T, talks []talk, from int, with func(session i
 				equal++
 				continue
 			}
-			require.False(t, s.exact, "session %d, turn %d: %v instead of %v", i, turn, got[i][turn], want)
+			require.False(t, s.exact(), "session %d, turn %d: %v instead of %v", i, turn, got[i][turn], want)
 			k.near(t, turn, got[i][turn])
 		}
 	}
@@ -304,7 +307,7 @@ func (s *subject) pd(t *testing.T, attempts bool) {
 func (s *subject) onHost(t *testing.T) {
 	t.Helper()
 	with, from, talks := func(int) m { return m{"logprobs": 5} }, 0, s.talks
-	if s.exact {
+	if s.exact() {
 		with, from = ways, 1 // a first turn reads no other KV than it has just written
 		talks = s.record(t, 2, with)
 	}
@@ -324,8 +327,9 @@ func (s *subject) onHost(t *testing.T) {
 
 // On the device that SLUICE_DEVICE names, or the emulated one, every way of serving
 // gives the answers of an engine without cache, graphs and overlap: token by token
-// where the device has the host's bits (binary32, and bfloat16 with named
-// operations), and with fused operations but for tokens that are about as likely.
+// those of the host where the device has its bits (binary32, and bfloat16 with named
+// operations), token by token the device's own with fused operations per row, and
+// with the fastest ones but for tokens that are about as likely.
 // Each comparison is made once more over wrong KV, which must show.
 func TestSameAnswersOnDevice(t *testing.T) {
 	d := device.Choose(t)
@@ -335,20 +339,23 @@ func TestSameAnswersOnDevice(t *testing.T) {
 		whole = "random:tiny"
 	}
 	if d.Same && !strings.HasPrefix(d.Name, "ascend") {
-		subjects = append(subjects, &subject{Chosen: d, model: whole, storage: "float32", exact: true})
+		subjects = append(subjects, &subject{Chosen: d, model: whole, storage: "float32", named: true})
 	}
 	if d.Same {
-		subjects = append(subjects, &subject{Chosen: d, model: "builtin", storage: "bfloat16", exact: true})
+		subjects = append(subjects, &subject{Chosen: d, model: "builtin", storage: "bfloat16", named: true})
 	}
 	if d.Asked {
 		dir := t.TempDir()
 		c, w := device.Wide()
 		saveModel(t, dir, c, w, m{"architectures": []string{"Qwen3ForCausalLM"}, "eos_token_id": 0})
-		subjects = append(subjects, &subject{Chosen: d, model: dir, storage: "bfloat16"})
+		subjects = append(subjects, &subject{Chosen: d, model: dir, storage: "bfloat16"}, &subject{Chosen: d, model: dir, storage: "bfloat16", perRow: true})
 	}
 	for _, s := range subjects {
 		name := s.model
-		if !s.exact {
+		switch {
+		case s.perRow:
+			name = "wide per row"
+		case !s.named:
 			name = "wide"
 		}
 		t.Run(fmt.Sprintf("%s/%s", name, s.storage), func(t *testing.T) {

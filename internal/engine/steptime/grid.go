@@ -147,7 +147,7 @@ func (g *grid) run(ctx context.Context, dev ascendrt.Device, shape model.Config)
 		rows = max(rows, serveSeqs)
 	}
 	c := executor.Config{
-		Model: shape, Type: ascendrt.BFloat16, BlockSize: g.o.block, MaxSeqs: rows, MaxTokens: tokens, MaxLen: length, InFlight: stepsInFlight,
+		Model: shape, Type: ascendrt.BFloat16, BlockSize: g.o.block, MaxSeqs: rows, MaxTokens: tokens, MaxLen: length, InFlight: stepsInFlight, Ops: g.o.ops,
 		Graphs: graphs.Config{Mode: graphs.ModeFullAndPiecewise, MaxNumSeqs: rows, MaxNumBatchedTokens: tokens},
 	}
 	if g.o.device == "host" {

@@ -38,6 +38,7 @@ import (
 
 type options struct {
 	device, models, batches, prefills, modes string
+	ops                                      executor.Ops
 	context, steps, block, repeat            int
 
 	grid                                               bool
@@ -54,6 +55,10 @@ func main() {
 	flag.StringVar(&o.modes, "modes", "FULL,PIECEWISE,NONE", "kinds of graphs; empty for no decodes")
 	flag.IntVar(&o.context, "context", 1024, "tokens in the cache of each sequence at the first decode step")
 	flag.IntVar(&o.steps, "steps", 200, "decode steps of one run")
+	flag.Func("operations", "fused (the default), per-row (as --batch-invariant) or named", func(s string) (err error) {
+		o.ops, err = executor.ParseOps(s)
+		return err
+	})
 	flag.IntVar(&o.block, "block-size", 64, "tokens per KV block")
 	flag.IntVar(&o.repeat, "repeat", 3, "runs, of which the median counts")
 	flag.BoolVar(&o.grid, "grid", false, "single steps by decodes, context, new tokens and cached prefix, for the simulator")
@@ -100,7 +105,7 @@ func run(ctx context.Context, o options) error {
 		return err
 	}
 	defer dev.Close(ctx)
-	fmt.Printf("# %s, %s, block size %d, context %d, %d steps, median of %d\n", dev.Info().Name, time.Now().UTC().Format("2006-01-02"), o.block, o.context, o.steps, o.repeat)
+	fmt.Printf("# %s, %s, %v operations, block size %d, context %d, %d steps, median of %d\n", dev.Info().Name, time.Now().UTC().Format("2006-01-02"), o.ops, o.block, o.context, o.steps, o.repeat)
 	fmt.Println("model,what,size,graphs,value,unit")
 	for _, name := range strings.Split(o.models, ",") {
 		shape, err := model.Shape(name)
@@ -231,7 +236,7 @@ func newRig(ctx context.Context, dev ascendrt.Device, o options, shape model.Con
 	}
 	c := executor.Config{
 		Model: shape, Type: typ, Blocks: blocks, BlockSize: o.block, MaxSeqs: seqs, MaxTokens: tokens,
-		MaxLen: length, InFlight: stepsInFlight, Graphs: g,
+		MaxLen: length, InFlight: stepsInFlight, Graphs: g, Ops: o.ops,
 	}
 	watch := &clock{Device: dev}
 	exec, err := executor.New(ctx, watch, c, model.Random{Config: shape, Seed: 1})
