@@ -17,11 +17,8 @@ import (
 type Way uint8
 
 const (
-	// Auto goes by the size of the pieces, a block's part of one region, and by what the
-	// device does: from 64 KiB on, and while it is busy (DeviceOptions.Busy), as Engine,
-	// which leaves the compute units to the steps; else as Staged. The driver takes up to a
-	// microsecond for a piece, in which the bus moves some 50 KiB: smaller pieces cross
-	// faster than they are handed over.
+	// Auto goes by what the device does: while it is busy (DeviceOptions.Busy) as Engine,
+	// which leaves the compute units to the steps; else as Staged, which moves more.
 	Auto Way = iota
 	// Staged gathers blocks on the device; they cross as runs, by the copy engines.
 	Staged
@@ -62,7 +59,7 @@ type DeviceOptions struct {
 	Width   int // groups of threads that gather, or copy directly, at a time; default 32, directly 8
 	Stage   int // bytes that are prepared and submitted at a time; default 8 MiB
 	Stages  int // of a direction: fillings that are gathered, or cross, beside each other; default 3
-	Streams int // of a direction, on which the copy engines take turns; default 2
+	Streams int // of a direction, on which the copy engines take turns; default 2 to the host and 1 from it
 	Run     int // bytes that cross as one copy at most, so that a step's own copies get in between; default 512 KiB
 
 	// Busy reports whether steps run on the device. Auto asks it before each filling, on
@@ -82,7 +79,6 @@ func (o DeviceOptions) withDefaults() DeviceOptions {
 	set(&o.Width, 32)
 	set(&o.Stage, 8<<20)
 	set(&o.Stages, 3)
-	set(&o.Streams, 2)
 	set(&o.Run, 512<<10)
 	return o
 }
@@ -146,7 +142,14 @@ func NewDeviceMover(dev ascendrt.Device, regions []ascendrt.Buffer, o DeviceOpti
 
 // open makes a lane's streams and stages. Without memory for a stage it has none.
 func (m *DeviceMover) open(l *lane, role string, staged bool) error {
-	for range m.how.Streams {
+	streams := m.how.Streams
+	if streams <= 0 {
+		streams = 2
+		if l.load {
+			streams = 1 // faster, see docs/measurements/connector.md
+		}
+	}
+	for range streams {
 		s, err := m.dev.NewStream(ascendrt.StreamOptions{Role: role})
 		if err != nil {
 			return err
@@ -266,7 +269,7 @@ func (m *DeviceMover) submit(l *lane, c Copies, bytes int) (ascendrt.Point, erro
 	defer func() { m.prepared.Add(int64(time.Since(begin))) }()
 	bus := l.bus[l.turn%len(l.bus)]
 	last := bus // on which the filling ends
-	way := m.how.way(c, bytes)
+	way := m.how.way()
 	l.cmd.Reset()
 	switch {
 	case len(l.stages) > 0 && bytes <= m.how.Stage && way != Engine && gathers(c, bytes):
@@ -299,12 +302,12 @@ func (m *DeviceMover) submit(l *lane, c Copies, bytes int) (ascendrt.Point, erro
 	return p, err
 }
 
-// way is the way of copies whose blocks have so many bytes.
-func (o DeviceOptions) way(c Copies, bytes int) Way {
+// way is how the next filling goes.
+func (o DeviceOptions) way() Way {
 	switch {
 	case o.Way != Auto:
 		return o.Way
-	case bytes >= engineBytes*len(c.Parts), o.Busy != nil && o.Busy():
+	case o.Busy != nil && o.Busy():
 		return Engine
 	}
 	return Staged

@@ -11,10 +11,7 @@ import "github.com/sluice-serving/sluice/ascendrt"
 // two that take turns on one stream each, both may end at the same time, and nothing
 // crosses while they are filled.
 
-const (
-	gatherBytes = 256 << 10 // pieces on average below this are gathered
-	engineBytes = 64 << 10  // and by Auto below this
-)
+const gatherBytes = 256 << 10 // pieces on average below this are gathered
 
 // stage is memory on the device for one filling.
 type stage struct {

@@ -143,6 +143,7 @@ func TestWays(t *testing.T) {
 				m, err := NewDeviceMover(b.dev, b.bufs, DeviceOptions{Way: way, Stage: 200 << 10})
 				require.NoError(t, err)
 				require.Equal(t, way == Auto || way == Staged || way == Pieces, len(m.lanes[0].stages) == 3)
+				require.Equal(t, [2]int{2, 1}, [2]int{len(m.lanes[0].bus), len(m.lanes[1].bus)})
 				host, err := m.Alloc(benchBlocks * 40 << 10)
 				require.NoError(t, err)
 				row := make([]int, benchBlocks)
@@ -202,34 +203,16 @@ func TestStages(t *testing.T) {
 	require.Equal(t, len(b.bufs), live.Buffers)
 }
 
-// Auto leaves pieces from 64 KiB on to the copy engines, and all while steps run; a way
-// that is named stays.
+// Auto leaves pieces to the copy engines while steps run; a way that is named stays.
 func TestAuto(t *testing.T) {
-	copies := func(bytes ...int) (c Copies) {
-		for i, n := range bytes {
-			c.Parts = append(c.Parts, Part{Region: i, Bytes: n})
+	for _, way := range []Way{Auto, Staged, Direct, Engine, Pieces} {
+		idle, busy := way, way
+		if way == Auto {
+			idle, busy = Staged, Engine
 		}
-		return c
-	}
-	for _, x := range []struct {
-		asked, want Way
-		c           Copies
-	}{
-		{Auto, Staged, copies(32<<10, 32<<10)},
-		{Auto, Engine, copies(64<<10, 64<<10)},
-		{Auto, Engine, copies(128<<10, 128<<10)},
-		{Auto, Staged, copies(64<<10, 64<<10-1)},
-		{Staged, Staged, copies(128<<10, 128<<10)},
-		{Engine, Engine, copies(16, 16)},
-		{Direct, Direct, copies(128<<10, 16)},
-	} {
-		for _, busy := range []bool{false, true} {
-			o, want := DeviceOptions{Way: x.asked, Busy: func() bool { return busy }}, x.want
-			require.Equal(t, x.want, DeviceOptions{Way: x.asked}.way(x.c, x.c.bytes()), "%v of %v", x.asked, x.c.Parts)
-			if busy && x.asked == Auto {
-				want = Engine
-			}
-			require.Equal(t, want, o.way(x.c, x.c.bytes()), "%v of %v, busy %v", x.asked, x.c.Parts, busy)
+		require.Equal(t, idle, DeviceOptions{Way: way}.way())
+		for runs, want := range map[bool]Way{false: idle, true: busy} {
+			require.Equal(t, want, DeviceOptions{Way: way, Busy: func() bool { return runs }}.way(), "%v, busy %v", way, runs)
 		}
 	}
 }
