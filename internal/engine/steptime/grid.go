@@ -137,7 +137,16 @@ type grid struct {
 }
 
 func (g *grid) run(ctx context.Context, dev ascendrt.Device, shape model.Config) error {
+	mode := graphs.ModeFullAndPiecewise
+	if g.o.full {
+		mode = graphs.ModeFull
+	}
 	points := g.a.points()
+	if g.o.full {
+		for i := range points {
+			points[i].plain = false
+		}
+	}
 	rows, tokens, length, need := 0, 0, 0, 0
 	for _, p := range points {
 		rows, tokens = max(rows, p.rows()), max(tokens, p.decodes+p.chunk)
@@ -148,7 +157,7 @@ func (g *grid) run(ctx context.Context, dev ascendrt.Device, shape model.Config)
 	}
 	c := executor.Config{
 		Model: shape, Type: ascendrt.BFloat16, BlockSize: g.o.block, MaxSeqs: rows, MaxTokens: tokens, MaxLen: length, InFlight: stepsInFlight, Ops: g.o.ops,
-		Graphs: graphs.Config{Mode: graphs.ModeFullAndPiecewise, MaxNumSeqs: rows, MaxNumBatchedTokens: tokens},
+		Graphs: graphs.Config{Mode: mode, MaxNumSeqs: rows, MaxNumBatchedTokens: tokens},
 	}
 	if g.o.device == "host" {
 		c.Type, c.Blocks = ascendrt.Float32, need

@@ -58,7 +58,15 @@ func TestGridOnHost(t *testing.T) {
 	require.Equal(t, all, measured(string(raw)))
 	require.Regexp(t, `(?m)^tiny,step,2,PIECEWISE,\d+\.\d{4},ms,40,1,33$`, string(raw), "as the simulator reads it")
 
-	o := tinyGrid(filepath.Join(t.TempDir(), "none.csv"))
+	o := tinyGrid("")
+	o.full = true
+	out.Reset()
+	require.NoError(t, runGrid(t.Context(), o, &out))
+	full := measured(out.String())
+	require.Contains(t, full, "2,FULL,40,1,33")
+	require.NotContains(t, strings.Join(full, " "), "PIECEWISE")
+
+	o = tinyGrid(filepath.Join(t.TempDir(), "none.csv"))
 	o.limit, o.between = time.Nanosecond, ""
 	out.Reset()
 	require.NoError(t, runGrid(t.Context(), o, &out))

@@ -41,7 +41,7 @@ type options struct {
 	ops                                      executor.Ops
 	context, steps, block, repeat            int
 
-	grid                                               bool
+	grid, full                                         bool
 	between, contexts, decodes, chunks, prefixes, file string
 	limit                                              time.Duration
 }
@@ -63,6 +63,7 @@ func main() {
 	flag.IntVar(&o.repeat, "repeat", 3, "runs, of which the median counts")
 	flag.BoolVar(&o.grid, "grid", false, "single steps by decodes, context, new tokens and cached prefix, for the simulator")
 	flag.StringVar(&o.between, "between", "3,5,9,17,24,25,33,40", "with --grid: sequences between those of --batch, in FULL graphs alone, which they fill in part; empty for none")
+	flag.BoolVar(&o.full, "full-for-all", false, "with --grid: FULL graphs for steps with prompt rows too, as far as the ladder goes")
 	flag.StringVar(&o.contexts, "contexts", "1152,4608,256,12288", "with --grid: tokens that each decode attends to, the most valuable first; decodes beside a prompt row have the first of them")
 	flag.StringVar(&o.decodes, "decodes", "8,32,0", "with --grid: decodes beside a prompt row")
 	flag.StringVar(&o.chunks, "chunks", "1,64,256,512,1024,2048", "with --grid: new tokens of a prompt row")
