@@ -360,7 +360,9 @@ __device__ void attend_tall(const u16* q, i64 qs, const u16* kc, i64 kcs, const 
 				for (int t = 0; t < BN / 8; t++) m = fmaxf(m, fmaxf(s[i][t][2 * h], s[i][t][2 * h + 1]));
 				m = fmaxf(m, shfl(m, 1));
 				m = fmaxf(m, shfl(m, 2));
-				float base = m == minus_inf() ? 0.0f : m * scale, alpha = ex2(top[i][h] * scale - base), l = 0.0f;
+				// A tile that leaves the maximum as it is leaves the sums as they are, to the bit: a
+				// row among later ones passes tiles that it sees nothing of.
+				float base = m == minus_inf() ? 0.0f : m * scale, alpha = top[i][h] == m ? 1.0f : ex2(top[i][h] * scale - base), l = 0.0f;
 				top[i][h] = m;
 #pragma unroll
 				for (int t = 0; t < BN / 8; t++)
