@@ -199,7 +199,7 @@ func (g *group) plan(now Time) slot {
 		pure := took
 		if w.Prefill > 0 {
 			alone := w
-			alone.Prefill, alone.Context = 0, 0
+			alone.Prefill, alone.Context, alone.Padded = 0, 0, 0
 			pure = r.cost.Step(alone, r.steps)
 		}
 		s.pure = max(s.pure, pure)

@@ -182,6 +182,11 @@ func TestPredictionsOfRepeats(t *testing.T) {
 	require.Equal(t, measure.Percentile(full, 50), list[0].Figures[0].Predicted)
 }
 
+func TestMediansOfRuns(t *testing.T) {
+	f := figures{{Name: "a", Measured: 7}, {Name: "b"}}
+	require.Equal(t, []Figure{{"a", 2, 7}, {"b", 5, 0}}, f.medians([][]float64{{1, 5}, {9, 6}, {2, 4}}))
+}
+
 // The spread that a request's gaps have alone is that of all gaps beside what steps
 // make of them.
 func TestSpreadOfGaps(t *testing.T) {
