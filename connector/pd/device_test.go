@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -19,6 +20,7 @@ import (
 	cudaemu "github.com/sluice-serving/sluice/ascendrt/cuda/emulated"
 	"github.com/sluice-serving/sluice/connector"
 	"github.com/sluice-serving/sluice/connector/transport"
+	"github.com/sluice-serving/sluice/connector/transport/faulty"
 	"github.com/sluice-serving/sluice/connector/transport/ipc"
 	"github.com/sluice-serving/sluice/connector/transport/tcp"
 )
@@ -88,9 +90,19 @@ func (d deviceRegion) WriteAt(p []byte, off int64) (int, error) {
 type nearHook struct {
 	tcp.Near
 	before, after func()
-	pieces        bool // it reads piece by piece alone
+	form          form
+	wrap          func(net.Conn) net.Conn // of the connections; nil: as they are
 	units         atomic.Int64
 }
+
+// form is how a device reads.
+type form string
+
+const (
+	byUnits  form = "units"
+	byPieces form = "pieces" // piece by piece alone
+	ahead    form = "ahead"  // by units, ahead of the answer where that can be
+)
 
 type neighbourHook struct {
 	tcp.BlockNeighbour
@@ -103,10 +115,37 @@ func (h *nearHook) Meet(card []byte) (tcp.Neighbour, error) {
 		return nil, err
 	}
 	hook := neighbourHook{n.(tcp.BlockNeighbour), h}
-	if h.pieces {
+	switch h.form {
+	case byPieces:
 		return struct{ tcp.Neighbour }{hook}, nil
+	case ahead:
+		return aheadHook{hook, n.(tcp.StartNeighbour)}, nil
 	}
 	return hook, nil
+}
+
+// aheadHook is a neighbourHook that lets its caller do something else.
+type aheadHook struct {
+	neighbourHook
+	start tcp.StartNeighbour
+}
+
+func (n aheadHook) StartBlocks(regions []tcp.NearRegion, local, remote []int32) (func() error, error) {
+	n.h.units.Add(1)
+	if n.h.before != nil {
+		n.h.before()
+	}
+	wait, err := n.start.StartBlocks(regions, local, remote)
+	if err != nil {
+		return nil, err
+	}
+	return func() error {
+		err := wait()
+		if n.h.after != nil {
+			n.h.after()
+		}
+		return err
+	}, nil
 }
 
 func (n neighbourHook) Fetch(ranges []tcp.NearRange) error {
@@ -129,11 +168,11 @@ func (h *nearHook) between(fetch func() error) error {
 	return err
 }
 
-// eachForm runs a test on every backend, with reads by units and piece by piece.
-func eachForm(t *testing.T, run func(t *testing.T, backend string, pieces bool)) {
+// eachForm runs a test on every backend, with each form of reads.
+func eachForm(t *testing.T, run func(t *testing.T, backend string, form form)) {
 	eachBackend(t, func(t *testing.T, backend string) {
-		for name, pieces := range map[string]bool{"units": false, "pieces": true} {
-			t.Run(name, func(t *testing.T) { run(t, backend, pieces) })
+		for _, f := range []form{byUnits, byPieces, ahead} {
+			t.Run(string(f), func(t *testing.T) { run(t, backend, f) })
 		}
 	})
 }
@@ -164,7 +203,11 @@ func startOnDevice(t require.TestingT, backend, id string, role Role, seed uint6
 				hook.Near = made
 				near = hook
 			}
-			return tcp.New(tcp.Config{Notified: n, Near: near})
+			cfg := tcp.Config{Notified: n, Near: near}
+			if hook != nil {
+				cfg.WrapConn = hook.wrap
+			}
+			return tcp.New(cfg)
 		}
 	}
 	e := startEngineIn(t, place, id, role, seed, append([]option{near}, opts...)...)
@@ -217,9 +260,9 @@ func pullAll(t *testing.T, d *engine, slot uint32, n, first int, params *Params)
 // Two processes with device memory: KV moves by the device, and none of it on
 // the connections.
 func TestDevicesOfTwoProcesses(t *testing.T) {
-	eachForm(t, func(t *testing.T, backend string, pieces bool) {
+	eachForm(t, func(t *testing.T, backend string, form form) {
 		p := startProcessOver(t, "p-1", 0, "device "+backend)
-		hook := &nearHook{pieces: pieces}
+		hook := &nearHook{form: form}
 		d := newOnDevice(t, backend, "d-1", Consumer, 2, hook)
 		for i := range uint32(5) {
 			n := 9 + 4*int(i)
@@ -229,11 +272,70 @@ func TestDevicesOfTwoProcesses(t *testing.T) {
 		require.Positive(t, s.ReadBytes)
 		require.Equal(t, s.ReadBytes, s.Fetched, "past the connections")
 		require.Zero(t, s.Far)
-		require.Equal(t, !pieces, hook.units.Load() == 5, "one copy for each prompt")
+		require.Equal(t, form != byPieces, hook.units.Load() == 5, "one copy for each prompt")
 		eventually(t, "all released, once", func() bool {
 			s := p.stats()
 			return s.LeasesNow == 0 && s.LeasesReleased == 5 && s.ReleasesUnknown == 0 && s.LeasesExpired == 0
 		})
+	})
+}
+
+// Several prompts are pulled at once, each with its own lease and blocks, over connections
+// that hold or break: what arrives is the prompt's, and every lease ends by its release.
+func TestSeveralPullsOfDevices(t *testing.T) {
+	eachForm(t, func(t *testing.T, backend string, form form) {
+		for name, script := range map[string]string{"calm": "", "connections break": "conn%3 cut 2500"} {
+			t.Run(name, func(t *testing.T) {
+				p := startProcessOver(t, "p-1", 0, "device "+backend)
+				hook := &nearHook{form: form}
+				if script != "" {
+					s, err := faulty.Parse(script, 1)
+					require.NoError(t, err)
+					hook.wrap = s.WrapConn
+				}
+				d := newOnDevice(t, backend, "d-1", Consumer, 2, hook)
+				want := twin(t)
+				const rounds, prompts, n, blocks = 5, 8, 25, 7
+				arrived := 0
+				for round := range rounds {
+					at, from, failed := map[connector.RequestID]int{}, map[connector.RequestID]*Params{}, map[connector.RequestID]bool{}
+					for i := range prompts {
+						slot := uint32(round*prompts + i + 1)
+						r := remote(slot, n, p.prefill(slot, n, 1+(9*i+5*round)%(testBlocks-blocks-1)))
+						at[r.ID], from[r.ID] = 1+blocks*i, r.Params.(*Params)
+						d.load(r, at[r.ID])
+					}
+					for len(at) > 0 {
+						ev := d.next()
+						if ev.Kind == connector.Failed {
+							require.NotEmpty(t, script, "%v", ev.Err)
+							failed[ev.Request] = true
+							continue
+						}
+						require.Equal(t, connector.Received, ev.Kind)
+						first := at[ev.Request]
+						require.NotZero(t, first, "once")
+						delete(at, ev.Request)
+						if failed[ev.Request] {
+							continue
+						}
+						arrived++
+						for k := range d.regions {
+							for i, b := range from[ev.Request].Blocks[0] {
+								require.Equal(t, want.block(k, b), d.block(k, blockRange(first, blocks)[i]), "region %d, block %d", k, b)
+							}
+						}
+					}
+				}
+				require.Positive(t, arrived)
+				s := d.transportStats()
+				require.Equal(t, s.ReadBytes, s.Fetched)
+				eventually(t, "all released, once", func() bool {
+					s := p.stats()
+					return s.LeasesNow == 0 && s.LeasesReleased == rounds*prompts && s.ReleasesUnknown == 0 && s.LeasesExpired == 0
+				})
+			})
+		}
 	})
 }
 
@@ -264,11 +366,11 @@ func TestDevicesWithoutImport(t *testing.T) {
 // P is killed while D's device reads: the load fails, D lives, and what a new P
 // at the same place holds arrives.
 func TestDeviceReadWhosePeerIsKilled(t *testing.T) {
-	eachForm(t, func(t *testing.T, backend string, pieces bool) {
+	eachForm(t, func(t *testing.T, backend string, form form) {
 		for _, when := range []string{"before the copy", "behind the copy"} {
 			t.Run(when, func(t *testing.T) {
 				p := startProcessOver(t, "p-1", 0, "device "+backend)
-				hook := &nearHook{pieces: pieces}
+				hook := &nearHook{form: form}
 				d := newOnDevice(t, backend, "d-1", Consumer, 2, hook, lease(200*time.Millisecond))
 				pullAll(t, d, 1, 9, 1, p.prefill(1, 9, 1))
 				params, stale := p.prefill(2, 100, 1), p.prefill(3, 9, 1)
@@ -299,10 +401,13 @@ func TestDeviceReadWhosePeerIsKilled(t *testing.T) {
 // The lease runs out while D's device reads, and P gives the blocks to somebody
 // else: D takes nothing of it for KV.
 func TestDeviceReadWhoseLeaseRunsOut(t *testing.T) {
-	eachForm(t, func(t *testing.T, backend string, pieces bool) {
+	eachForm(t, func(t *testing.T, backend string, form form) {
 		p := startProcessOver(t, "p-1", 0, "device "+backend+" short")
-		hook := &nearHook{pieces: pieces}
+		hook := &nearHook{form: form}
 		d := newOnDevice(t, backend, "d-1", Consumer, 2, hook)
+		if form == ahead { // it knows where P's memory lies
+			pullAll(t, d, 2, 9, 50, p.prefill(2, 9, 40))
+		}
 		params := p.prefill(1, 33, 1)
 		var once sync.Once
 		hook.before = func() {

@@ -15,13 +15,15 @@
 //     and generation of the handle, secret). It ends by the release of D, or when
 //     it was not renewed for the lease time, or at the greatest hold. At its end
 //     the right to read is revoked first, so that no reader can touch the blocks,
-//     and then the blocks are reported as sent.
+//     and then the blocks are reported as sent. (A device of this host may read on,
+//     to no avail: see rule 3.)
 //  2. D renews from the moment the request enters its queue, with one message
 //     per peer and interval.
 //  3. D reads only the blocks that it lacks, and asks P after the read whether
 //     the lease was unbroken. If not, or if P cannot say, the load has failed as
 //     a whole. Where the transport takes tickets, P renews the lease as the read
-//     begins and answers for it as it ends, without a message of its own.
+//     begins and answers for it as it ends, without a message of its own; a device then
+//     copies while P answers, which counts only if the lease is unbroken at the end.
 //  4. Each lease is released exactly once by D: after the load, at a full local
 //     hit, or when the request ends before it was loaded. A release is repeated
 //     until P has acknowledged it or the lease is over by itself; P takes a

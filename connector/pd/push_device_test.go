@@ -55,9 +55,9 @@ func (p *process) toDecoder(at *Params, id string) *Params {
 // Two processes with device memory: P names the blocks of what is ready once, D's device
 // fetches them, whole or layer by layer, and none of it travels on the connections.
 func TestPushBetweenDevices(t *testing.T) {
-	eachForm(t, func(t *testing.T, backend string, pieces bool) {
+	eachForm(t, func(t *testing.T, backend string, form form) {
 		p := startProcessOver(t, "p-1", 0, "device "+backend)
-		hook := &nearHook{pieces: pieces}
+		hook := &nearHook{form: form}
 		d := newOnDevice(t, backend, "d-1", Consumer, 2, hook)
 		at := p.prefill(99, 9, 60)
 		want := twin(t)
@@ -80,11 +80,11 @@ func TestPushBetweenDevices(t *testing.T) {
 			}
 			require.Positive(t, parts)
 			pushes += parts
-			if !pieces {
+			if form != byPieces {
 				require.Equal(t, pushes, hook.units.Load(), "one copy for each layer or prompt that was ready")
 			}
 		}
-		if pieces {
+		if form == byPieces {
 			require.Zero(t, hook.units.Load())
 		}
 		s := d.transportStats()
@@ -101,9 +101,9 @@ func TestPushBetweenDevices(t *testing.T) {
 // D gives up while its device fetches, and P gives the blocks to somebody else: once D has
 // said that the load failed its blocks are another request's, and nothing writes to them.
 func TestDevicePushIsFenced(t *testing.T) {
-	eachForm(t, func(t *testing.T, backend string, pieces bool) {
+	eachForm(t, func(t *testing.T, backend string, form form) {
 		p := startProcessOver(t, "p-1", 0, "device "+backend)
-		hook := &nearHook{pieces: pieces}
+		hook := &nearHook{form: form}
 		d := newOnDevice(t, backend, "d-1", Consumer, 2, hook)
 		at := p.prefill(99, 9, 60)
 		var once sync.Once
@@ -148,11 +148,11 @@ func TestDevicePushIsFenced(t *testing.T) {
 // P is killed while D's device fetches what it pushes: the load fails, D lives, and what
 // another P pushes arrives.
 func TestDevicePushWhosePrefillerIsKilled(t *testing.T) {
-	eachForm(t, func(t *testing.T, backend string, pieces bool) {
+	eachForm(t, func(t *testing.T, backend string, form form) {
 		for _, when := range []string{"before the copy", "behind the copy"} {
 			t.Run(when, func(t *testing.T) {
 				p := startProcessOver(t, "p-1", 0, "device "+backend)
-				hook := &nearHook{pieces: pieces}
+				hook := &nearHook{form: form}
 				d := newOnDevice(t, backend, "d-1", Consumer, 2, hook, lease(200*time.Millisecond))
 				usual := d.s.cfg.Load
 				d.s.cfg.Load = 500 * time.Millisecond // which then decides

@@ -36,11 +36,11 @@ func nextTurn(slot uint32, prompt int, turn *Params, role Role) *connector.Reque
 // Prefillers and new owners in another process read a turn from the old owner's device,
 // by the device.
 func TestReverseBetweenDevices(t *testing.T) {
-	eachForm(t, func(t *testing.T, backend string, pieces bool) {
+	eachForm(t, func(t *testing.T, backend string, form form) {
 		owner := startProcessOver(t, "d-old", 0, "device "+backend+" owner")
 		want := twin(t)
 		for name, role := range map[string]Role{"prefiller": Producer, "new owner": Consumer} {
-			hook := &nearHook{pieces: pieces}
+			hook := &nearHook{form: form}
 			e := newOnDevice(t, backend, name, role, 2, hook, reverse(nil))
 			const n, first = 37, 7
 			turn := owner.turn(uint32(role)+1, n, first)
@@ -59,7 +59,7 @@ func TestReverseBetweenDevices(t *testing.T) {
 			s := e.transportStats()
 			require.Positive(t, s.ReadBytes)
 			require.Equal(t, s.ReadBytes, s.Fetched, "past the connections")
-			require.Equal(t, !pieces, hook.units.Load() == 1)
+			require.Equal(t, form != byPieces, hook.units.Load() == 1)
 		}
 		eventually(t, "both turns are released", func() bool { s := owner.stats(); return s.LeasesNow == 0 && s.LeasesReleased == 2 })
 	})
@@ -68,11 +68,11 @@ func TestReverseBetweenDevices(t *testing.T) {
 // The old owner is killed while the device reads its turn: the load fails as a whole,
 // the reader lives, and another owner at the same place is read.
 func TestReverseReadWhoseOwnerIsKilled(t *testing.T) {
-	eachForm(t, func(t *testing.T, backend string, pieces bool) {
+	eachForm(t, func(t *testing.T, backend string, form form) {
 		for _, when := range []string{"before the copy", "behind the copy"} {
 			t.Run(when, func(t *testing.T) {
 				owner := startProcessOver(t, "d-old", 0, "device "+backend+" owner")
-				hook := &nearHook{pieces: pieces}
+				hook := &nearHook{form: form}
 				p := newOnDevice(t, backend, "p-1", Producer, 2, hook, reverse(nil), lease(200*time.Millisecond))
 				turn, stale := owner.turn(1, 100, 1), owner.turn(2, 37, 30)
 				if when == "before the copy" {
@@ -107,9 +107,9 @@ func TestReverseReadWhoseOwnerIsKilled(t *testing.T) {
 // The turn is given up while the device reads it, and its blocks are somebody else's: the
 // reader takes nothing of it for KV.
 func TestReverseReadWhoseLeaseRunsOut(t *testing.T) {
-	eachForm(t, func(t *testing.T, backend string, pieces bool) {
+	eachForm(t, func(t *testing.T, backend string, form form) {
 		owner := startProcessOver(t, "d-old", 0, "device "+backend+" owner short")
-		hook := &nearHook{pieces: pieces}
+		hook := &nearHook{form: form}
 		p := newOnDevice(t, backend, "p-1", Producer, 2, hook, reverse(nil))
 		turn := owner.turn(1, 37, 1)
 		var once sync.Once

@@ -9,6 +9,9 @@
 //	D: copies by its device
 //	D ───── done ──────────────────▶ P: was the grant unbroken? ──▶ D
 //
+// A read by a ticket may be copied as it is asked for: the lease that the ticket names
+// stood when the copy began if it stands when it has ended.
+//
 // A write is such a copy too, made by the side that receives: the writer says where the
 // blocks lie.
 //

@@ -61,7 +61,7 @@ type Options struct {
 
 var (
 	_ tcp.Near           = (*Near)(nil)
-	_ tcp.BlockNeighbour = (*neighbour)(nil)
+	_ tcp.StartNeighbour = (*neighbour)(nil)
 )
 
 // Memory is device memory that can be opened to other processes. Memory that a
@@ -350,11 +350,20 @@ func (x *neighbour) submit(ranges []tcp.NearRange) (ascendrt.Point, error) {
 
 // FetchBlocks copies in one submission and waits for its end.
 func (x *neighbour) FetchBlocks(regions []tcp.NearRegion, local, remote []int32) error {
-	p, err := x.submitBlocks(regions, local, remote)
+	wait, err := x.StartBlocks(regions, local, remote)
 	if err != nil {
 		return err
 	}
-	return p.Wait(context.Background())
+	return wait()
+}
+
+// StartBlocks copies in one submission.
+func (x *neighbour) StartBlocks(regions []tcp.NearRegion, local, remote []int32) (func() error, error) {
+	p, err := x.submitBlocks(regions, local, remote)
+	if err != nil {
+		return nil, err
+	}
+	return func() error { return p.Wait(context.Background()) }, nil
 }
 
 func (x *neighbour) submitBlocks(regions []tcp.NearRegion, local, remote []int32) (ascendrt.Point, error) {

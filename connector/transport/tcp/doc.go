@@ -44,6 +44,8 @@
 //
 // Where both say that they know of tickets too, one may stand in front of a request
 // for units, in place of its capability; what it names must still stand behind back.
+// The reader may begin to fetch as it asks, by what it was lent of the same regions
+// before: that counts if it is lent the same once more, and if done says so.
 //
 // A request's payload is the capability (16), the total length (u64), the
 // number of segments (u32) and per segment region (u32), offset (u64), length

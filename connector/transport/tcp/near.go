@@ -51,6 +51,15 @@ type BlockNeighbour interface {
 	FetchBlocks(regions []NearRegion, local, remote []int32) error
 }
 
+// StartNeighbour is a BlockNeighbour that copies while its caller does something else.
+type StartNeighbour interface {
+	BlockNeighbour
+	// StartBlocks is FetchBlocks up to the begin of the copies. Their end, and that the
+	// local memory is not touched any more, is the return of wait, which is called
+	// once and ahead of any other call of the neighbour.
+	StartBlocks(regions []NearRegion, local, remote []int32) (wait func() error, err error)
+}
+
 // NearRegion is memory of a neighbour and the memory for it, in units of one size.
 type NearRegion struct {
 	Memory transport.Memory // as it was exposed here

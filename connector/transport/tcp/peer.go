@@ -31,6 +31,7 @@ type peer struct {
 	ops    []*op // with queued chunks
 	turn   int
 	closed bool
+	places map[transport.RegionPair]place // of regions that were read by tickets
 }
 
 var _ transport.Peer = (*peer)(nil)

@@ -127,9 +127,13 @@ func (s *server) fetchPut() (error, error) {
 	for _, x := range p.spans {
 		u.regions = append(u.regions, transport.RegionPair{Local: x.region, Bytes: x.length})
 	}
-	refuse, err := s.t.borrowUnits(s.w, p.lent, &u)
+	regions, err := s.t.nearRegions(p.lent, &u)
+	if err != nil {
+		return nil, err
+	}
+	refuse := s.w.fetchUnits(s.t, regions, &u)
 	if refuse == nil {
 		refuse = revoked(hold)()
 	}
-	return refuse, err
+	return refuse, nil
 }

@@ -34,6 +34,7 @@ type chunk struct {
 	far         bool  // it has to travel on the connection
 	shown       bool  // of a write: the peer was told where it lies, and fetches it
 	units       *unitsPart
+	ahead       *ahead // nil: nothing is fetched before the answer; the slot's alone
 	msg         []byte
 }
 
@@ -172,6 +173,7 @@ func (p *peer) take(s *slot, only kind, wait bool) *chunk {
 // finish ends a chunk. With again it is queued once more unless its attempts
 // are used up or its op has stopped.
 func (p *peer) finish(c *chunk, err error, again retry) {
+	_ = c.land() // of a read that was refused
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	o := c.op

@@ -164,6 +164,9 @@ func (s *slot) atOnce() int {
 
 // broken drops the connection and queues its chunks again, or fails them.
 func (s *slot) broken(pending []*chunk, err error) []*chunk {
+	for _, c := range pending {
+		_ = c.land() // from memory that the connection leads to
+	}
 	s.disconnect()
 	again := repeat
 	if errors.Is(err, transport.ErrPeerRestarted) || errors.Is(err, transport.ErrProtocol) {
@@ -354,7 +357,7 @@ func (s *slot) borrow(h header, c *chunk) (error, error) {
 	}
 	var chunkErr error
 	if c.units != nil {
-		if chunkErr, err = s.p.t.borrowUnits(s.w, l, c.units); err != nil {
+		if chunkErr, err = s.borrowUnits(l, c); err != nil {
 			return nil, err
 		}
 	} else if h.flags&flagNear != 0 {

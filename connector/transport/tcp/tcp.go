@@ -55,6 +55,7 @@ type Config struct {
 	Near         Near                    // reads device memory of peers on this host; nil: it travels on the streams
 	Pieces       bool                    // every piece of a read or write is named by itself, as by peers that know of no units; for comparison
 	NoTickets    bool                    // reads name capabilities alone, as by peers that know of no tickets; for comparison
+	NoAhead      bool                    // nothing is fetched ahead of the owner's answer; for comparison
 }
 
 // Network makes the streams that carry the frames. The transport closes it.

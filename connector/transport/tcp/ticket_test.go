@@ -19,12 +19,20 @@ type desk struct {
 	mu    sync.Mutex
 	m     map[string]transport.Capability
 	opens atomic.Int64
+
+	opening, opened func() // called ahead of Open and behind it; nil: nothing
 }
 
 var errGone = errors.New("it is gone")
 
 func (d *desk) Open(ticket []byte) (transport.Capability, error) {
 	d.opens.Add(1)
+	if d.opening != nil {
+		d.opening()
+	}
+	if d.opened != nil {
+		defer d.opened()
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	c, ok := d.m[string(ticket)]

@@ -329,29 +329,37 @@ func (s *slot) startUnits(c *chunk) (error, error) {
 		h.flags |= flagTicket
 		b = append(binary.LittleEndian.AppendUint16(b, uint16(len(ticket))), ticket...)
 	}
-	return nil, s.w.send(h, appendUnits(b, c.op.key, u))
+	if err := s.w.send(h, appendUnits(b, c.op.key, u)); err != nil {
+		return nil, err
+	}
+	s.begin(c)
+	return nil, nil
 }
 
-// borrowUnits fetches lent units into the local ones. The first error is one of the memory, or ErrFar, the
-// second one of the connection.
-func (t *Transport) borrowUnits(w *wire, l *lent, u *unitsPart) (error, error) {
+// nearRegions is where lent units lie and where they are to go. The error is one of the
+// connection.
+func (t *Transport) nearRegions(l *lent, u *unitsPart) ([]NearRegion, error) {
 	if len(l.pieces) != len(u.regions) {
 		return nil, fmt.Errorf("%w: %d regions are lent of %d", transport.ErrProtocol, len(l.pieces), len(u.regions))
 	}
 	regions := make([]NearRegion, 0, len(u.regions))
 	t.exposedMu.RLock()
+	defer t.exposedMu.RUnlock()
 	for i, r := range u.regions {
 		if l.length[i] != r.Bytes {
-			t.exposedMu.RUnlock()
 			return nil, fmt.Errorf("%w: units of %d bytes are lent of %d", transport.ErrProtocol, l.length[i], r.Bytes)
 		}
 		x := l.pieces[i]
 		regions = append(regions, NearRegion{Memory: t.exposed[r.Local].memory, Key: x.Key, From: int64(x.Address), Bytes: r.Bytes})
 	}
-	t.exposedMu.RUnlock()
+	return regions, nil
+}
+
+// fetchUnits fetches units into the local ones. The error is one of the memory, or ErrFar.
+func (w *wire) fetchUnits(t *Transport, regions []NearRegion, u *unitsPart) error {
 	near, ok := w.near.(BlockNeighbour)
 	if !ok {
-		return ErrFar, nil
+		return ErrFar
 	}
-	return w.fetched(t, near.FetchBlocks(regions, u.local, u.remote)), nil
+	return w.fetched(t, near.FetchBlocks(regions, u.local, u.remote))
 }

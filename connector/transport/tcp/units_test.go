@@ -368,14 +368,12 @@ func TestCardOfOldPeers(t *testing.T) {
 func TestLentUnits(t *testing.T) {
 	s := newUnitSides(t, Config{Near: besideBlocks{newBeside()}}, Config{Near: besideBlocks{newBeside()}})
 	u := &unitsPart{regions: s.b.Regions, local: s.b.Local, remote: s.b.Remote}
-	w := &wire{near: blocksYou{}}
 	for name, l := range map[string]*lent{
 		"fewer regions": {pieces: make([]Range, 2), length: unitSizes[:2]},
 		"more regions":  {pieces: make([]Range, 4), length: append(unitSizes[:3:3], 5)},
 		"other sizes":   {pieces: make([]Range, 3), length: []int64{64, 4097, 12}},
 	} {
-		memErr, err := s.x.borrowUnits(w, l, u)
-		require.NoError(t, memErr, name)
+		_, err := s.x.nearRegions(l, u)
 		require.ErrorIs(t, err, transport.ErrProtocol, name)
 	}
 }

@@ -60,7 +60,7 @@ func main() {
 	flag.StringVar(&o.peers, "peers", "", "devices of the other process, separated by commas; empty: the same one, and the next one if there is one")
 	flag.StringVar(&o.model, "model", "qwen3-0.6b", "shape")
 	flag.StringVar(&o.parts, "parts", "pull,host,decode", "what is measured: pull, kernel, host, decode")
-	flag.StringVar(&o.pulls, "pulls", "blocks,claims,units,engine,pieces", "variants of pull: blocks (the device's choice), claims (the same without tickets), units, engine, pieces, each "+pullNumbers+", 0 for the default")
+	flag.StringVar(&o.pulls, "pulls", "blocks,answers,claims,units,engine,pieces", "variants of pull: blocks (the device's choice), answers (the same, and no copy ahead of the answer), claims (the same without tickets), units, engine, pieces, each "+pullNumbers+", 0 for the default")
 	flag.StringVar(&o.inflight, "inflight", "", "also pulls so many prompts at once, by each variant; several by commas, as 1,2,4,8")
 	flag.IntVar(&o.series, "series", 16, "pulls of one series of several at once")
 	flag.StringVar(&o.kernels, "kernels", usualWays, "ways of kernel, as of "+waysEnv+": kernel[:groups of threads for each multiprocessor, 0 for one for each part[:KiB of a part]], and of copy_bulk [:warps:stages of each]")

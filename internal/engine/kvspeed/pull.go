@@ -71,7 +71,7 @@ func (c *clock) ask() {
 }
 
 type clocked struct {
-	tcp.BlockNeighbour
+	tcp.StartNeighbour
 	c *clock
 }
 
@@ -80,17 +80,29 @@ func (c *clock) Meet(card []byte) (tcp.Neighbour, error) {
 	if err != nil {
 		return nil, err
 	}
-	return clocked{n.(tcp.BlockNeighbour), c}, nil
+	return clocked{n.(tcp.StartNeighbour), c}, nil
 }
 
 func (x clocked) Fetch(ranges []tcp.NearRange) error {
 	defer x.c.note()()
-	return x.BlockNeighbour.Fetch(ranges)
+	return x.StartNeighbour.Fetch(ranges)
 }
 
 func (x clocked) FetchBlocks(regions []tcp.NearRegion, local, remote []int32) error {
 	defer x.c.note()()
-	return x.BlockNeighbour.FetchBlocks(regions, local, remote)
+	return x.StartNeighbour.FetchBlocks(regions, local, remote)
+}
+
+func (x clocked) StartBlocks(regions []tcp.NearRegion, local, remote []int32) (func() error, error) {
+	end := x.c.note()
+	wait, err := x.StartNeighbour.StartBlocks(regions, local, remote)
+	if err != nil {
+		return nil, err
+	}
+	return func() error {
+		defer end()
+		return wait()
+	}, nil
 }
 
 func (c *clock) note() func() {
@@ -109,7 +121,7 @@ func (c *clock) note() func() {
 // parts are where the time of a pull went, one behind the other.
 type parts struct {
 	lease  time.Duration // until the lease was known to stand and the read was asked for
-	answer time.Duration // from there until the peer had answered and the first copy began
+	answer time.Duration // from there until the first copy began: where it is not begun ahead, behind the peer's answer
 	copies time.Duration // from the begin of the first copy to the end of the last
 	behind time.Duration // from there until the blocks were reported
 }
@@ -130,7 +142,7 @@ func newSide(p *pool, id string, role pd.Role, v pullVariant) (*side, error) {
 		if c.Near, err = ipc.NewWith(p.dev, v.how); err != nil {
 			return nil, err
 		}
-		t, err := tcp.New(tcp.Config{Notified: n, Near: c, Pieces: v.pieces, NoTickets: v.claims, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+		t, err := tcp.New(tcp.Config{Notified: n, Near: c, Pieces: v.pieces, NoTickets: v.claims, NoAhead: v.answers, Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
 		if err != nil {
 			return nil, err
 		}

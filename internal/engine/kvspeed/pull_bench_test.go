@@ -12,7 +12,8 @@ import (
 
 // BenchmarkPullParts pulls prompts of 12,288 tokens in the shape of Qwen3-0.6B, but with
 // blocks of 64 bytes in place of 32 KiB, from another process by an emulated device: with
-// tickets, and with the lease claimed and confirmed by itself, in turn. Metrics are
+// tickets and copies ahead of the answer, with tickets alone, and with the lease claimed and
+// confirmed by itself, in turn. Metrics are
 // milliseconds beside the copies, medians of the pulls.
 func BenchmarkPullParts(b *testing.B) {
 	if noDriver != nil {
@@ -26,7 +27,8 @@ func BenchmarkPullParts(b *testing.B) {
 	require.NoError(b, err)
 	x := &pullRun{p: p, child: child, r: newRand()}
 	arms := []*puller{
-		{pullVariant: pullVariant{name: "tickets"}},
+		{pullVariant: pullVariant{name: "ahead"}},
+		{pullVariant: pullVariant{name: "tickets", answers: true}},
 		{pullVariant: pullVariant{name: "claims", claims: true}},
 	}
 	for _, a := range arms {

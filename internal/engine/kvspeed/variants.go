@@ -30,17 +30,19 @@ func numbers(s string, most int) (name string, n [5]int, err error) {
 
 // pullVariant is a way to pull.
 type pullVariant struct {
-	name   string
-	how    ipc.Options
-	pieces bool
-	claims bool // the lease is claimed and confirmed by itself, as with peers that know of no tickets
+	name    string
+	how     ipc.Options
+	pieces  bool
+	answers bool // copies begin when the peer has answered
+	claims  bool // the lease is claimed and confirmed by itself, as with peers that know of no tickets
 }
 
 // pullNumbers are those of a variant of pull; 0 is the default.
 const pullNumbers = "[:width[:streams]]"
 
 // parsePulls reads variants, each a way with pullNumbers: blocks (the device's choice), units
-// and engine name blocks once; claims is blocks without tickets, pieces lists all pieces.
+// and engine name blocks once; answers is blocks that are not copied ahead of the peer's answer,
+// claims blocks without tickets; pieces lists all pieces.
 func parsePulls(s string) (out []pullVariant, err error) {
 	for _, x := range splitList(s) {
 		name, n, err := numbers(x, 2)
@@ -50,6 +52,8 @@ func parsePulls(s string) (out []pullVariant, err error) {
 		v := pullVariant{name: x, how: ipc.Options{Width: n[0], Streams: n[1]}}
 		switch name {
 		case "blocks":
+		case "answers":
+			v.answers = true
 		case "claims":
 			v.claims = true
 		case "units":
@@ -59,7 +63,7 @@ func parsePulls(s string) (out []pullVariant, err error) {
 		case "pieces":
 			v.pieces = true
 		default:
-			return nil, fmt.Errorf("%q is no way to pull: blocks, claims, units, engine, pieces, with %s", x, pullNumbers)
+			return nil, fmt.Errorf("%q is no way to pull: blocks, answers, claims, units, engine, pieces, with %s", x, pullNumbers)
 		}
 		out = append(out, v)
 	}
