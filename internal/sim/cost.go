@@ -13,6 +13,8 @@ import (
 type Work struct {
 	scheduler.StepWork
 	Decoded int64       // tokens that the decode rows attend to
+	Tails   int         // of the decode rows those with a prompt's last token
+	Tailed  int64       // tokens that these attend to
 	Mode    graphs.Mode // of the step; None without a dispatcher
 	Padded  int         // tokens of the graph that replays it; 0: none does
 }
@@ -26,6 +28,10 @@ func WorkOf(p *scheduler.Plan) Work {
 	for i, n := range p.Scheduled {
 		if p.IsDecode(i) {
 			w.Decoded += int64(p.Computed[i]) + int64(n)
+			if p.Computed[i] < p.Prefill[i] {
+				w.Tails++
+				w.Tailed += int64(p.Computed[i]) + int64(n)
+			}
 		}
 	}
 	return w

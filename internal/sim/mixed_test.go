@@ -84,6 +84,30 @@ func TestGridIsExactAtItsPoints(t *testing.T) {
 	require.InDelta(t, stepTime(0, 0, 256, 0)/1e3, s.Prompt(256), 1e-8)
 }
 
+// Beside decodes a prompt's last token is a decode to a FULL graph, and a prompt row
+// outside of one.
+func TestTailsBesideDecodes(t *testing.T) {
+	s, err := ReadSteps(strings.NewReader(gridLines()), "m")
+	require.NoError(t, err)
+	for _, decodes := range []int{0, 8, 32} {
+		w := Work{StepWork: scheduler.StepWork{Decodes: decodes + 1}, Decoded: int64(decodes*1152 + 1025), Tails: 1, Tailed: 1025}
+		d := float64(decodes)
+		for _, mode := range []graphs.Mode{graphs.Piecewise, graphs.None} {
+			w.Mode = mode
+			require.InDelta(t, stepTime(d, 1152, 1, 1024)/1e3, s.Step(w, 0), 1e-8)
+		}
+		w.Mode = graphs.Full
+		require.InDelta(t, stepTime(d+1, (d*1152+1025)/(d+1), 0, 0)/1e3, s.Step(w, 0), 1e-8)
+	}
+
+	w := WorkOf(&scheduler.Plan{
+		Scheduled: []int32{1, 1, 1, 5}, Computed: []int32{40, 29, 30, 10}, Prefill: []int32{40, 30, 30, 15}, Drafts: make([]int32, 4),
+	})
+	require.Equal(t, []int{3, 1, 5}, []int{w.Decodes, w.Tails, w.Prefill})
+	require.EqualValues(t, 30, w.Tailed)
+	require.EqualValues(t, 41+30+31, w.Decoded)
+}
+
 // A graph that its rows fill in part may take as long as a full one: where that was
 // measured it counts, and where it was not a padded row has no cache.
 func TestGraphsFilledInPart(t *testing.T) {

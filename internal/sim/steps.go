@@ -300,6 +300,10 @@ func (s *Steps) Step(w Work, _ uint64) float64 {
 	switch {
 	case w.Decodes == 0 && w.Prefill == 0:
 		return 0
+	case w.Prefill == 0 && w.Tails > 0 && w.Mode != graphs.Full && s.mixed != nil:
+		// Outside of FULL graphs a tail is a prompt row, of one token.
+		tails := float64(w.Tails)
+		return s.beside(rows-tails, float64(w.Decoded-w.Tailed), tails, float64(w.Tailed)/tails-1)
 	case w.Prefill == 0:
 		return s.Padded(w.Mode, float64(w.Padded), rows, float64(w.Decoded)/rows)
 	}
@@ -316,11 +320,7 @@ func (s *Steps) Step(w Work, _ uint64) float64 {
 		most := s.mixed.largest()
 		return s.Prompt(tokens) + max(s.mixed.step(&s.beyond, 0, most, prefix)-s.mixed.step(&s.beyond, 0, most, 0), 0)
 	case s.mixed != nil:
-		took := s.mixed.step(&s.beyond, rows, max(tokens, float64(w.Padded)-rows), prefix)
-		if w.Decodes > 0 { // the grid's decodes had another context
-			took += s.Decode(graphs.Full, rows, float64(w.Decoded)/rows) - s.Decode(graphs.Full, rows, s.mixed.beside)
-		}
-		return max(took, s.mixed.least)
+		return s.beside(rows, float64(w.Decoded), max(tokens, float64(w.Padded)-rows), prefix)
 	}
 	steps := s.curves(w.Mode)[0] // those that read least of the cache
 	all, largest := rows+tokens, steps.points[len(steps.points)-1].x
@@ -331,4 +331,14 @@ func (s *Steps) Step(w Work, _ uint64) float64 {
 		took += (all - largest) * rate.y / rate.x
 	}
 	return max(took, steps.points[0].y/2)
+}
+
+// beside is the time of a step of new tokens behind cached ones beside decodes, which
+// attend to so many tokens together.
+func (s *Steps) beside(decodes, decoded, tokens, prefix float64) float64 {
+	took := s.mixed.step(&s.beyond, decodes, tokens, prefix)
+	if decodes > 0 { // the grid's decodes had another context
+		took += s.Decode(graphs.Full, decodes, decoded/decodes) - s.Decode(graphs.Full, decodes, s.mixed.beside)
+	}
+	return max(took, s.mixed.least)
 }
