@@ -92,7 +92,7 @@ type nearHook struct {
 	before, after func()
 	form          form
 	wrap          func(net.Conn) net.Conn // of the connections; nil: as they are
-	units         atomic.Int64
+	units, meets  atomic.Int64
 }
 
 // form is how a device reads.
@@ -114,6 +114,7 @@ func (h *nearHook) Meet(card []byte) (tcp.Neighbour, error) {
 	if err != nil {
 		return nil, err
 	}
+	h.meets.Add(1)
 	hook := neighbourHook{n.(tcp.BlockNeighbour), h}
 	switch h.form {
 	case byPieces:

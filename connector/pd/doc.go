@@ -49,6 +49,7 @@
 // # Goroutines
 //
 // A Worker owns: the acceptor of the control channel and one goroutine per
-// accepted connection, the lease clock, one goroutine per live peer, and one per
-// load, push, question to a metaserver and meeting. Close ends them and waits.
+// accepted connection, the lease clock, one goroutine per live peer and per decoder
+// that it has pushed to of late, and one per load, push, question to a metaserver and
+// meeting. Close ends them and waits.
 package pd

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-serving/sluice/connector"
+	"github.com/sluice-serving/sluice/connector/transport"
 )
 
 // pushes is P's side of layer-wise push: D opens its blocks under a transfer
@@ -19,7 +20,8 @@ import (
 // All writes of one transfer are made by one goroutine, one after the other,
 // so a block that is computed once more overwrites what was sent before.
 type pushes struct {
-	w *Worker
+	w    *Worker
+	ways ways
 
 	mu    sync.Mutex
 	byID  map[string]*outgoing
@@ -61,7 +63,7 @@ type outgoing struct {
 
 func newPushes(w *Worker) *pushes {
 	return &pushes{
-		w: w, byID: map[string]*outgoing{}, byReq: map[connector.RequestID]*outgoing{}, ended: map[string]time.Time{},
+		w: w, ways: ways{w: w, m: map[transportInfo]*way{}}, byID: map[string]*outgoing{}, byReq: map[connector.RequestID]*outgoing{}, ended: map[string]time.Time{},
 		steps: map[uint64][]stepRow{},
 	}
 }
@@ -351,19 +353,18 @@ func (p *pushes) run(o *outgoing) {
 func (p *pushes) push(o *outgoing) error {
 	ctx, cancel := context.WithTimeout(p.w.ctx, p.w.cfg.MaxHold)
 	defer cancel()
-	tp, err := p.w.transport.Connect(ctx, o.theirs.Transport.Address)
+	way, err := p.ways.use(ctx, o.theirs.Transport)
 	if err != nil {
 		return err
 	}
-	defer tp.Close()
-	if tp.Instance() != o.theirs.Transport.Instance {
-		return fmt.Errorf("%w: another process answers at %s", ErrRestarted, o.theirs.Transport.Address)
-	}
+	broken := false
+	defer func() { p.ways.leave(way, broken) }()
 	end := pushed{Nonce: o.offer.Nonce}
 	for {
 		w, more, err := p.next(o)
 		if err == nil && more {
-			err = p.write(ctx, tp, o, w)
+			err = p.write(ctx, way.tp, o, w)
+			broken = err != nil && !errors.Is(err, transport.ErrDenied)
 		}
 		if err != nil {
 			end.Error = err.Error()
@@ -388,7 +389,8 @@ func (p *pushes) push(o *outgoing) error {
 	}
 	notice, stop := context.WithTimeout(ctx, p.w.cfg.Call)
 	defer stop()
-	if err := tp.Notify(notice, msg); err != nil {
+	if err := way.tp.Notify(notice, msg); err != nil {
+		broken = true
 		return err
 	}
 	if end.Error != "" {

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-serving/sluice/connector"
+	"github.com/sluice-serving/sluice/kvcache"
 )
 
 // push computes a prompt of n tokens for a transfer, in blocks from first on: at once, or in
@@ -185,6 +186,36 @@ func TestDevicePushWhosePrefillerIsKilled(t *testing.T) {
 				require.Equal(t, d.transportStats().ServedWrites, d.transportStats().Fetched)
 			})
 		}
+	})
+}
+
+// P stays connected from one push to the next, so that what D has imported of it stays, and
+// ends with P.
+func TestPushesImportOnce(t *testing.T) {
+	eachForm(t, func(t *testing.T, backend string, form form) {
+		p := startProcessOver(t, "p-1", 0, "device "+backend)
+		hook := &nearHook{form: form}
+		d := newOnDevice(t, backend, "d-1", Consumer, 2, hook)
+		before := d.dev.Live().Buffers
+		at := p.prefill(99, 9, 60)
+		const pushes = 10
+		for i := range uint32(pushes) {
+			id := fmt.Sprint("x", i)
+			d.load(remote(i+1, 33, p.toDecoder(at, id)), 30)
+			var parts int
+			p.ask(fmt.Sprintf("push %d 33 %d %s", i+1, 1+i, id), &parts)
+			ev := d.next()
+			require.Equal(t, connector.Received, ev.Kind, "%v", ev.Err)
+			want := twin(t)
+			for k := range d.regions {
+				require.Equal(t, want.block(k, kvcache.BlockID(5+i)), d.block(k, 34), "region %d", k)
+			}
+			eventually(t, "the push is over", func() bool { return p.stats().PushesNow == 0 })
+			require.Greater(t, d.dev.Live().Buffers, before)
+		}
+		require.Less(t, hook.meets.Load(), int64(pushes), "for each connection, of which a peer has four")
+		p.kill()
+		eventually(t, "what was imported is closed", func() bool { return d.dev.Live().Buffers == before })
 	})
 }
 

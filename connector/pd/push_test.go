@@ -279,4 +279,5 @@ func TestManyPushesAtOnce(t *testing.T) {
 		ended.Add(1)
 	}
 	sameBlocks(t, p, d, blockRange(20, 4*n), blockRange(1, 4*n))
+	require.Equal(t, 1, p.w.pushes.ways.len())
 }
