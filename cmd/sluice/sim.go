@@ -101,7 +101,7 @@ no-overload, no-wait (the bounded wait for a busy Decoder).`,
 	fl.Float64Var(&f.assumed.Restore, "restore-rate", 0, "with --measured: bytes a second from the host tier (0: 25e9)")
 	fl.Float64Var(&f.assumed.Save, "save-rate", 0, "with --measured: bytes a second to the host tier (0: as --restore-rate)")
 	fl.Float64Var(&f.assumed.Slowed, "copy-slowdown", 0, "with --measured: share by which a Decoder's step takes longer while blocks are copied to or from the host tier")
-	fl.Float64Var(&f.assumed.Share, "shared-device", 0, "with --measured: share of its speed that a step keeps while the other engine computes, where a line's engines had one device (0: 0.5, they take turns; 1: neither slows the other down)")
+	fl.Float64Var(&f.assumed.Share, "shared-device", 0, "with --measured: share of its speed that a step keeps while the other engine computes, where a line's engines had one device (0: as the line says, else 0.5, they take turns; 1: neither slows the other down)")
 	fl.BoolVar(&f.plan, "plan", false, "with --trace and --slo: look for the smallest cluster that keeps the targets in one profile (default guarded)")
 	fl.StringVar(&f.slo, "slo", "", "with --plan: targets of the 95th percentiles, such as ttft=2s,tpot=30ms")
 	fl.IntVar(&f.instances, "max-instances", 6, "with --plan: the most Prefillers and Decoders together")

@@ -3,8 +3,10 @@ package points
 import (
 	"context"
 	"fmt"
-	"slices"
+	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-serving/sluice/internal/bench/load"
 	"github.com/sluice-serving/sluice/internal/bench/measure"
@@ -25,29 +27,24 @@ type Alone struct {
 	// Gaps is every half percentile of them, from the least to the greatest.
 	Gaps []float64 `json:"gap_curve_ms,omitempty"`
 	Late float64   `json:"first_late_ms"` // how much nearer to the second event the first one is than a gap: it carries the prompt's tokens
+	// Beside is the mean gap while the Prefiller computes prompts without a pause, on the
+	// same device; 0: it has another one.
+	Beside float64 `json:"gap_beside_prompts_ms,omitempty"`
 }
 
 const (
-	calibrations = 5  // prompts that are timed, and requests that go alone
-	aloneOutput  = 64 // tokens of their answers, at most
-	aloneNext    = 8  // tokens that a second turn adds
-	aloneSeed    = 11
+	calibrations  = 5  // prompts that are timed, and requests that go alone
+	aloneOutput   = 64 // tokens of their answers, at most
+	aloneNext     = 8  // tokens that a second turn adds
+	aloneSeed     = 11
+	besideAnswers = 2 // answers while the Prefiller computes
+	besidePrompts = 4 // prompts that it computes meanwhile, again and again, two at a time
 )
 
 // atPrefiller is the median time in seconds of the first prompts of a workload, one
 // at a time at the Prefiller, answered by one token.
 func (r *runner) atPrefiller(ctx context.Context, w *workload.Workload, p *Point) (float64, error) {
-	first := w.Cut(1)
-	first.Sessions = slices.Clone(first.Sessions[:min(len(first.Sessions), calibrations+2)])
-	for i := range first.Sessions {
-		turn := first.Sessions[i].Turns[0]
-		turn.MaxTokens = 1
-		first.Sessions[i].Turns = []workload.Turn{turn}
-	}
-	records, err := load.Run(ctx, first, load.Config{
-		Server: load.Server{URL: r.fleet.prefiller.URL(), Model: p.Model, Client: r.fleet.client}, Endpoint: load.Completions, EOS: load.IgnoreEOS,
-		Pace: load.Flat, Prefix: "calibrate-", Timeout: requestTimeout, MaxConcurrency: 1,
-	})
+	records, err := load.Run(ctx, firstTurns(w, calibrations+2, 1), r.atP(p, "calibrate-", 1))
 	if err != nil {
 		return 0, err
 	}
@@ -62,6 +59,19 @@ func (r *runner) atPrefiller(ctx context.Context, w *workload.Workload, p *Point
 		}
 	}
 	return measure.Percentile(seconds, 50), nil
+}
+
+// firstTurns is the first turns of so many sessions of a workload, with answers of so
+// many tokens.
+func firstTurns(w *workload.Workload, sessions, output int) *workload.Workload {
+	first := w.Cut(1)
+	first.Sessions = first.Sessions[:min(len(first.Sessions), sessions)]
+	for i := range first.Sessions {
+		turn := first.Sessions[i].Turns[0]
+		turn.MaxTokens = output
+		first.Sessions[i].Turns = []workload.Turn{turn}
+	}
+	return first
 }
 
 // alone measures them once for a Decoder, a route and a shape, one session after the
@@ -112,12 +122,83 @@ func (r *runner) alone(ctx context.Context, d *decoder, p *Point, length int, ro
 	if err := a.take(records); err != nil {
 		return nil, err
 	}
+	if r.o.Shared {
+		if a.Beside, err = r.beside(ctx, d, p, w, routing); err != nil {
+			return nil, err
+		}
+	}
 	if d.alone == nil {
 		d.alone = map[string]*Alone{}
 	}
 	d.alone[key] = a
 	fmt.Fprintf(r.o.Out, "  %s: alone, a prompt of %d tokens takes %.2f ms at the Prefiller, on its whole way %.2f ms to the first token, %.3f ms a token behind it\n", d.name, length, a.Prompt, a.TTFT, a.Gap)
+	if a.Beside > 0 {
+		fmt.Fprintf(r.o.Out, "  %s: while the Prefiller computes on the same device %.3f ms a token\n", d.name, a.Beside)
+	}
 	return a, nil
+}
+
+// beside measures the gaps of a workload's answers, one after the other, while the
+// Prefiller computes as long prompts without a pause. The answers are as long as the
+// engines bear, so that there are enough of them; 0 if they bear too few.
+func (r *runner) beside(ctx context.Context, d *decoder, p *Point, w *workload.Workload, routing up.Routing) (float64, error) {
+	s := r.o.setupOf(p)
+	output := min(aloneOutput, min(s.longest(s.PrefillerTokens), s.longest(s.DecoderTokens))-len(w.Sessions[0].Turns[0].Tokens))
+	if output < 3 {
+		return 0, nil
+	}
+	prompts := firstTurns(w, besidePrompts, 1)
+	var records []measure.Record
+	var ended atomic.Bool
+	group, inner := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		for !ended.Load() {
+			got, err := load.Run(inner, prompts, r.atP(p, "beside-", 2))
+			if err != nil {
+				return err
+			}
+			records = append(records, got...)
+		}
+		return nil
+	})
+	var gaps []float64
+	group.Go(func() error {
+		defer ended.Store(true)
+		prefix := fmt.Sprintf("answers-%d-", time.Now().UnixNano())
+		got, err := r.replay(inner, d, firstTurns(w, besideAnswers, output), p, routing, load.Config{
+			Prefix: prefix, CacheSalt: prefix, Pace: load.Flat, MaxConcurrency: 1,
+			Prepare: func(_ string, _ int, call *load.Call) { call.Header.Set("X-Session-End", "true") },
+		})
+		if err != nil {
+			return err
+		}
+		for i := range got {
+			if !got[i].Valid() {
+				return fmt.Errorf("an answer beside prompts: %s: %s", got[i].RequestID, got[i].Error)
+			}
+			for _, g := range got[i].Gaps[min(1, len(got[i].Gaps)):] {
+				gaps = append(gaps, milliseconds(g))
+			}
+		}
+		return nil
+	})
+	if err := group.Wait(); err != nil {
+		return 0, err
+	}
+	for i := range records {
+		if !records[i].Valid() {
+			return 0, fmt.Errorf("a prompt beside answers: %s: %s", records[i].RequestID, records[i].Error)
+		}
+	}
+	return measure.NewSpread(gaps).Mean, nil
+}
+
+// atP is how prompts are sent to the Prefiller itself, so many at a time.
+func (r *runner) atP(p *Point, prefix string, together int) load.Config {
+	return load.Config{
+		Server: load.Server{URL: r.fleet.prefiller.URL(), Model: p.Model, Client: r.fleet.client}, Endpoint: load.Completions, EOS: load.IgnoreEOS,
+		Pace: load.Flat, Prefix: prefix, Timeout: requestTimeout, MaxConcurrency: together,
+	}
 }
 
 // take takes the medians of records.

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/sluice-serving/sluice/internal/bench/measure"
+	"github.com/sluice-serving/sluice/internal/bench/workload"
 	"github.com/sluice-serving/sluice/internal/sim/report"
 )
 
@@ -335,6 +336,14 @@ func TestLagIsMeasured(t *testing.T) {
 	l.sent([]measure.Record{{Eligible: time.Millisecond, Sent: 4 * time.Millisecond}, {Eligible: 9}})
 	require.Equal(t, 3.0, l.SentP50Ms)
 	require.Equal(t, 3.0, l.SentMaxMs, "a request that was not sent is not late")
+}
+
+func TestFirstTurns(t *testing.T) {
+	w := &workload.Workload{Sessions: []workload.Session{{ID: "a", Turns: []workload.Turn{{MaxTokens: 9}, {MaxTokens: 8}}}, {ID: "b", Turns: []workload.Turn{{MaxTokens: 7}}}, {ID: "c"}}}
+	got := firstTurns(w, 2, 5)
+	require.Equal(t, []workload.Session{{ID: "a", Turns: []workload.Turn{{MaxTokens: 5}}}, {ID: "b", Turns: []workload.Turn{{MaxTokens: 5}}}}, got.Sessions)
+	require.Equal(t, 9, w.Sessions[0].Turns[0].MaxTokens, "the workload keeps its own")
+	require.Len(t, w.Sessions, 3)
 }
 
 // The medians of requests that met nobody: the first event comes late where the

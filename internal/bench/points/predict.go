@@ -25,7 +25,7 @@ type Assumed struct {
 	Restore  float64 // bytes a second from the host tier; default 25 GB/s
 	Save     float64 // bytes a second to it; default Restore
 	Slowed   float64 // share by which a step of the Decoder takes longer while there are such copies
-	Share    float64 // of its speed that a step keeps while the other engine computes, where a line's engines shared a device; default 0.5: they take turns
+	Share    float64 // of its speed that a step keeps while the other engine computes, where a line's engines shared a device; default what the line says, else 0.5: they take turns
 	Stop     bool    // sessions just stop, as where engines heard too late that a turn was the last
 }
 
@@ -40,7 +40,6 @@ func (a Assumed) withDefaults() Assumed {
 	def(&a.Transfer, 100e9)
 	def(&a.Restore, 25e9)
 	def(&a.Save, a.Restore)
-	def(&a.Share, 0.5)
 	return a
 }
 
@@ -214,11 +213,17 @@ func (r *Row) served(steps *sim.Steps, a Assumed) sim.Served {
 	if a.Stop {
 		ends = sim.EndsUnknown
 	}
-	if !r.Shared {
-		a.Share = 0
+	share := a.Share
+	switch {
+	case !r.Shared:
+		share = 0
+	case share == 0 && r.Alone != nil && r.Alone.Beside > 0:
+		share = min(max(r.Alone.Gap/r.Alone.Beside, 0.01), 1)
+	case share == 0:
+		share = 0.5
 	}
 	return sim.Served{
-		More: w.more, Late: w.late, Ends: ends, Slowed: a.Slowed, Share: a.Share,
+		More: w.more, Late: w.late, Ends: ends, Slowed: a.Slowed, Share: share,
 		Steps: steps, BlockSize: BlockSize, PrefillerTokens: r.Sizes.PrefillerTokens, DecoderTokens: r.Sizes.DecoderTokens,
 		PrefillerStep: r.Sizes.PrefillerStep, DecoderStep: r.Sizes.DecoderStep, Seqs: r.Sizes.Seqs,
 		Hop: w.hop, TransferAt: w.transferAt, Transfer: r.TokenBytes / a.Transfer,

@@ -160,6 +160,13 @@ func TestPredictionsOfOneDevice(t *testing.T) {
 	require.Equal(t, two, predicted(t, l, Assumed{Share: 1}))
 	one := predicted(t, l, Assumed{})
 	require.Equal(t, one, predicted(t, l, Assumed{Share: 0.5}))
+	l.Alone = &Alone{Output: 64, Prompt: 7, TTFT: 20, Gap: 1.5}
+	half := predicted(t, l, Assumed{})
+	require.Equal(t, half, predicted(t, l, Assumed{Share: 0.5}))
+	l.Alone.Beside = 2 // measured: three quarters of the speed
+	require.Equal(t, predicted(t, l, Assumed{Share: 0.75}), predicted(t, l, Assumed{}))
+	require.Equal(t, half, predicted(t, l, Assumed{Share: 0.5}))
+	l.Alone = nil
 	require.Greater(t, one["TPOT ms"], 1.2*two["TPOT ms"], "the Prefiller computes a third of the time")
 	require.Greater(t, one["TTFT p50 ms"], two["TTFT p50 ms"]+4)
 	require.Less(t, one["FULL"], two["FULL"])
