@@ -28,7 +28,9 @@ typedef unsigned long long bar; // counts the bytes of bulk copies
 extern __shared__ __align__(128) char pool[];
 __device__ __forceinline__ unsigned at_shared(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void bar_init(bar* b) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(at_shared(b)), "r"(1) : "memory"); }
-__device__ __forceinline__ void bars_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void bars_ready() { // for bulk copies too
+	asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
+}
 __device__ __forceinline__ void bar_wait(bar* b, unsigned parity) {
 	asm volatile("{\n.reg .pred p;\nWAIT%=: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE%=;\nbra WAIT%=;\nDONE%=:\n}"
 		:: "r"(at_shared(b)), "r"(parity) : "memory");

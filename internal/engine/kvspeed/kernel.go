@@ -37,11 +37,11 @@ func kernels(ctx context.Context, o options, s kvShape, out io.Writer) (err erro
 			err = errors.Join(err, os.Setenv(waysEnv, before))
 		}
 	}()
-	for _, peer := range peers {
-		for _, way := range ways {
-			if err := os.Setenv(waysEnv, way); err != nil {
-				return err
-			}
+	for _, way := range ways {
+		if err := os.Setenv(waysEnv, way); err != nil {
+			return err
+		}
+		for _, peer := range peers {
 			if err := kernelBy(ctx, o, s, peer, way, out); err != nil {
 				return fmt.Errorf("%s from %s: %w", way, peer, err)
 			}
