@@ -61,6 +61,7 @@ func TestBenchMeasuresPointsAndResumes(t *testing.T) {
 		require.GreaterOrEqual(t, l.Alone.Gap, 0.0, "tokens that arrive together have none between them")
 		require.GreaterOrEqual(t, l.Alone.GapP99, l.Alone.Gap)
 		require.Positive(t, l.Alone.Beside, "Prefiller and Decoder share the device")
+		require.Len(t, l.Alone.BesideGaps, 101)
 		require.Zero(t, l.Alone.Hit)
 		require.Zero(t, l.Preempted)
 	}

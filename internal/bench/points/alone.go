@@ -30,6 +30,8 @@ type Alone struct {
 	// Beside is the mean gap while the Prefiller computes prompts without a pause, on the
 	// same device; 0: it has another one.
 	Beside float64 `json:"gap_beside_prompts_ms,omitempty"`
+	// BesideGaps is every percentile of them, from the least to the greatest.
+	BesideGaps []float64 `json:"gap_beside_prompts_curve_ms,omitempty"`
 }
 
 const (
@@ -37,7 +39,7 @@ const (
 	aloneOutput   = 64 // tokens of their answers, at most
 	aloneNext     = 8  // tokens that a second turn adds
 	aloneSeed     = 11
-	besideAnswers = 2 // answers while the Prefiller computes
+	besideAnswers = 4 // answers while the Prefiller computes
 	besidePrompts = 4 // prompts that it computes meanwhile, again and again, two at a time
 )
 
@@ -123,9 +125,11 @@ func (r *runner) alone(ctx context.Context, d *decoder, p *Point, length int, ro
 		return nil, err
 	}
 	if r.o.Shared {
-		if a.Beside, err = r.beside(ctx, d, p, w, routing); err != nil {
+		gaps, err := r.beside(ctx, d, p, w, routing)
+		if err != nil {
 			return nil, err
 		}
+		a.Beside, a.BesideGaps = measure.NewSpread(gaps).Mean, curve(gaps, 101)
 	}
 	if d.alone == nil {
 		d.alone = map[string]*Alone{}
@@ -138,14 +142,14 @@ func (r *runner) alone(ctx context.Context, d *decoder, p *Point, length int, ro
 	return a, nil
 }
 
-// beside measures the gaps of a workload's answers, one after the other, while the
+// beside gives the gaps in ms of a workload's answers, one after the other, while the
 // Prefiller computes as long prompts without a pause. The answers are as long as the
-// engines bear, so that there are enough of them; 0 if they bear too few.
-func (r *runner) beside(ctx context.Context, d *decoder, p *Point, w *workload.Workload, routing up.Routing) (float64, error) {
+// engines bear, so that there are enough of them; none if they bear too few.
+func (r *runner) beside(ctx context.Context, d *decoder, p *Point, w *workload.Workload, routing up.Routing) ([]float64, error) {
 	s := r.o.setupOf(p)
 	output := min(aloneOutput, min(s.longest(s.PrefillerTokens), s.longest(s.DecoderTokens))-len(w.Sessions[0].Turns[0].Tokens))
 	if output < 3 {
-		return 0, nil
+		return nil, nil
 	}
 	prompts := firstTurns(w, besidePrompts, 1)
 	var records []measure.Record
@@ -183,14 +187,14 @@ func (r *runner) beside(ctx context.Context, d *decoder, p *Point, w *workload.W
 		return nil
 	})
 	if err := group.Wait(); err != nil {
-		return 0, err
+		return nil, err
 	}
 	for i := range records {
 		if !records[i].Valid() {
-			return 0, fmt.Errorf("a prompt beside answers: %s: %s", records[i].RequestID, records[i].Error)
+			return nil, fmt.Errorf("a prompt beside answers: %s: %s", records[i].RequestID, records[i].Error)
 		}
 	}
-	return measure.NewSpread(gaps).Mean, nil
+	return gaps, nil
 }
 
 // atP is how prompts are sent to the Prefiller itself, so many at a time.
