@@ -182,6 +182,39 @@ func TestWaysToCopyBlocks(t *testing.T) {
 	})
 }
 
+// The best way is the usual one where it cannot be.
+func TestBestWay(t *testing.T) {
+	was := bestWay
+	t.Cleanup(func() { bestWay = was })
+	t.Setenv(blocksWays, "")
+	for name, c := range map[string]struct {
+		way   blocksWay
+		usual bool
+	}{
+		"as before":               {usualWay, true},
+		"another kernel":          {blocksWay{kernel: "copy_once", groups: 4, part: 16 << 10}, false},
+		"through shared memory":   {blocksWay{kernel: "copy_bulk", groups: 1, part: 4 << 10, warps: 4, stages: 2}, false},
+		"no such kernel":          {blocksWay{kernel: "copy_slowly", groups: 1, part: 4 << 10}, true},
+		"too little of it by far": {blocksWay{kernel: "copy_bulk", groups: 1, part: 1 << 20, warps: 4, stages: 2}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bestWay = c.way
+			b := newBlockBench(t, false)
+			for range 2 {
+				b.run(&ascendrt.BlockCopy{Regions: b.regions(4, 16, 4096, 4096, 4096, 0), Dst: identity(16), Src: b.permutation(16)})
+				b.run(&ascendrt.BlockCopy{Regions: b.regions(4, 16, 4096, 4096, 4096, 0), Dst: identity(16), Src: b.permutation(16), By: ascendrt.CopyByUnits, Width: 3})
+			}
+			if c.usual {
+				require.Nil(t, b.d.lists.another)
+				require.Equal(t, usualWay, b.d.lists.way)
+				return
+			}
+			require.NotNil(t, b.d.lists.another)
+			require.Equal(t, c.way, b.d.lists.way)
+		})
+	}
+}
+
 func TestWayRefused(t *testing.T) {
 	for _, way := range []string{
 		"copy_slowly", "copy_blocks:", "copy_blocks:1:2:3", "copy_blocks:65", "copy_blocks:-1", "copy_blocks:1:0", "copy_once:1:1025", "copy_bulk:1:16:9:2", "copy_bulk:1:16:1:1",

@@ -13,7 +13,7 @@ import (
 )
 
 // blocksWays names, for comparison, another way to copy blocks of regions than
-// usualWay: kernel[:groups[:KiB[:warps:stages]]], with the fields of blocksWay.
+// bestWay: kernel[:groups[:KiB[:warps:stages]]], with the fields of blocksWay.
 const blocksWays = "SLUICE_CUDA_COPY_BLOCKS"
 
 //go:embed copyways.cu
@@ -28,7 +28,12 @@ type blocksWay struct {
 	stages int    // of part bytes for each of them
 }
 
+// usualWay is that of blocks for which a width is asked, or that lie in host memory; and of
+// all where bestWay cannot be.
 var usualWay = blocksWay{kernel: "copy_blocks", groups: 2, part: listPart}
+
+// bestWay is that of the others.
+var bestWay = usualWay
 
 const warpThreads = 32
 
@@ -45,12 +50,9 @@ func (w blocksWay) threads() int {
 // shared is the dynamic shared memory of a group.
 func (w blocksWay) shared() int { return w.warps * w.stages * w.part }
 
-// parseWay reads the value of blocksWays. Nothing is the usual way.
+// parseWay reads the value of blocksWays. What it does not say is usual.
 func parseWay(s string) (blocksWay, error) {
 	w := usualWay
-	if s == "" {
-		return w, nil
-	}
 	bad := func() (blocksWay, error) {
 		return w, invalid("open", fmt.Sprintf("%s=%s: want copy_blocks, copy_once or copy_bulk, [:groups[:KiB]], and of copy_bulk [:warps:stages]", blocksWays, s), ascendrt.ErrInvalid)
 	}
@@ -81,19 +83,44 @@ func parseWay(s string) (blocksWay, error) {
 	return w, nil
 }
 
-// chooseWay takes the choice for a device that is opened, and compiles the kernel of another way.
+// chooseWay takes the choice for a device that is opened, which must be possible.
 func (d *device) chooseWay() error {
-	l := &d.lists
+	s := os.Getenv(blocksWays)
+	if s == "" {
+		d.lists.way = bestWay
+		return nil
+	}
 	var err error
-	if l.way, err = parseWay(os.Getenv(blocksWays)); err != nil || l.way.kernel == usualWay.kernel {
+	if d.lists.way, err = parseWay(s); err != nil {
 		return err
+	}
+	return d.loadWay()
+}
+
+// loadWay loads the kernel of the device's way, where it is none of copylist.cu.
+func (d *device) loadWay() error {
+	l := &d.lists
+	if l.way.kernel == usualWay.kernel || l.another != nil {
+		return nil
 	}
 	if l.way.warps > 0 && d.desc.cc < 90 {
-		return invalid("open", blocksWays+": copy_bulk needs compute capability 9.0", ascendrt.ErrUnsupported)
+		return invalid("load "+l.way.kernel, "it needs compute capability 9.0", ascendrt.ErrUnsupported)
 	}
 	p := ascendrt.Program{Kind: "cuda-c", Name: "copyways.cu", Data: []byte(copyListSource + copyWaysSource), Options: []string{"--std=c++17"}}
-	if l.another, err = l.ways.load(d, p, l.way.kernel); err != nil {
-		return err
+	k, err := l.ways.load(d, p, l.way.kernel)
+	if err == nil {
+		err = k.allow(l.way.shared())
 	}
-	return l.another.allow(l.way.shared())
+	if err == nil {
+		l.another = k
+	}
+	return err
+}
+
+// wantWay is loadWay at first use, with the usual way in its place.
+func (d *device) wantWay() {
+	if err := d.loadWay(); err != nil {
+		d.log.Info("blocks are copied the usual way", "reason", err)
+		d.lists.way = usualWay
+	}
 }
