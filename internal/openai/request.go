@@ -253,8 +253,8 @@ func (p *Prompt) UnmarshalJSON(b []byte) error {
 			return errors.New("prompt must be a list of token id lists throughout")
 		}
 	default:
-		var ids []int32
-		if err := json.Unmarshal(b, &ids); err != nil {
+		ids, ok := parseIDs(b)
+		if !ok && json.Unmarshal(b, &ids) != nil {
 			return errors.New("prompt must be a list of token ids throughout")
 		}
 		p.Tokens = [][]int32{ids}
@@ -270,7 +270,7 @@ func (p Prompt) MarshalJSON() ([]byte, error) {
 	case len(p.Texts) > 0:
 		return json.Marshal(p.Texts)
 	case len(p.Tokens) == 1 && !p.list:
-		return json.Marshal(p.Tokens[0])
+		return AppendIDs(make([]byte, 0, 8*len(p.Tokens[0])+2), p.Tokens[0]), nil
 	case len(p.Tokens) > 0:
 		return json.Marshal(p.Tokens)
 	}

@@ -249,7 +249,10 @@ func NewStream(w http.ResponseWriter) *Stream {
 func (s *Stream) Begun() bool { return s.begun }
 
 // Raw writes bytes that already are whole events.
-func (s *Stream) Raw(p []byte) error {
+func (s *Stream) Raw(p []byte) error { return s.write(p) }
+
+// write sends parts of an event, of which the last one ends it.
+func (s *Stream) write(parts ...[]byte) error {
 	if !s.begun {
 		s.begun = true
 		h := s.w.Header()
@@ -257,8 +260,10 @@ func (s *Stream) Raw(p []byte) error {
 		h.Set("Cache-Control", "no-cache")
 		s.w.WriteHeader(http.StatusOK)
 	}
-	if _, err := s.w.Write(p); err != nil {
-		return err
+	for _, p := range parts {
+		if _, err := s.w.Write(p); err != nil {
+			return err
+		}
 	}
 	return s.flush.Flush()
 }
@@ -277,6 +282,32 @@ func (s *Stream) Send(v any) error {
 	}
 	return s.Data(data)
 }
+
+// SendPrompt is Send of an event that repeats a prompt's token ids: where v has
+// PromptToCome for them list is written, their JSON. It is made before the event, so
+// that a token which is ready does not wait until a long prompt is encoded. Without
+// a list SendPrompt is Send.
+func (s *Stream) SendPrompt(v any, list []byte) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	at := bytes.Index(data, promptToCome)
+	if list == nil || at < 0 {
+		return s.Data(data)
+	}
+	s.buf = append(append(s.buf[:0], "data: "...), data...)
+	s.buf = append(s.buf, "\n\n"...)
+	at += len("data: ") + len(promptToCome)
+	return s.write(s.buf[:at-len(`[-1]`)], list, s.buf[at:])
+}
+
+// PromptToCome stands for a prompt's token ids in what SendPrompt is given. No token
+// has the id, and nothing in a string of JSON looks like the member that it makes.
+var (
+	PromptToCome = []int32{-1}
+	promptToCome = []byte(`"prompt_token_ids":[-1]`)
+)
 
 // Fail writes the error as an event; the stream then ends without its end marker.
 func (s *Stream) Fail(e *Error) error { return s.Send(e) }

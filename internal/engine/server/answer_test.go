@@ -84,6 +84,46 @@ func TestChatStream(t *testing.T) {
 	require.JSONEq(t, `{"resident_tokens":80}`, string(last.KVTransferParams), "69 tokens of prompt and 16 of output, of which the last is not cached")
 }
 
+// Who asks for token ids is told those of the prompt too, as by vLLM: once for each
+// answer, in a completion's choice or, of a chat, in the event that opens it.
+func TestPromptIDsOfStreams(t *testing.T) {
+	n := start(t, engine.Config{}, Options{})
+	body := m{"prompt": []string{words(40), words(7)}, "n": 2, "max_tokens": 3, "ignore_eos": true, "return_token_ids": true}
+	whole := n.complete(body)
+	_, events := n.events("/v1/completions", body)
+	told := map[int][]int32{}
+	for _, ev := range events[:len(events)-1] {
+		var c openai.CompletionResponse
+		require.NoError(t, json.Unmarshal([]byte(ev), &c))
+		choice := c.Choices[0]
+		require.Equal(t, told[choice.Index] == nil, choice.PromptTokenIDs != nil, ev)
+		if choice.PromptTokenIDs != nil {
+			told[choice.Index] = choice.PromptTokenIDs
+		}
+	}
+	require.Len(t, told, 4)
+	for i, ids := range told {
+		require.Equal(t, whole.Choices[i].PromptTokenIDs, ids)
+		require.Len(t, ids, []int{40, 40, 7, 7}[i])
+	}
+
+	ask := []m{{"role": "user", "content": words(50)}}
+	_, events = n.events("/v1/chat/completions", chatBody(ask, m{"return_token_ids": true}))
+	var opens openai.ChatChunk
+	require.NoError(t, json.Unmarshal([]byte(events[0]), &opens))
+	require.Equal(t, n.chat(ask, m{"return_token_ids": true}).PromptTokenIDs, opens.PromptTokenIDs)
+	require.NotEmpty(t, opens.PromptTokenIDs)
+	require.Equal(t, "assistant", opens.Choices[0].Delta.Role)
+	for _, ev := range events[1:] {
+		require.NotContains(t, ev, "prompt_token_ids")
+	}
+	body["return_token_ids"] = false
+	_, events = n.events("/v1/completions", body)
+	for _, ev := range events {
+		require.NotContains(t, ev, "token_ids")
+	}
+}
+
 func TestStops(t *testing.T) {
 	n := start(t, engine.Config{}, Options{})
 	prompt := words(100)

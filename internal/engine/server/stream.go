@@ -12,6 +12,7 @@ import (
 // output of an answer, so that a refusal still has its status.
 func (s *Server) relay(w http.ResponseWriter, r *http.Request, c *call, answers []*answer) {
 	out := openai.NewStream(w)
+	prompts := c.promptLists(answers)
 	begun := make([]bool, len(answers))
 	created := time.Now().Unix()
 	var failed *openai.Error
@@ -33,12 +34,16 @@ func (s *Server) relay(w http.ResponseWriter, r *http.Request, c *call, answers 
 		} else {
 			events = []any{s.completionChunk(c, p, created, usage, !begun[p.of.index])}
 		}
-		begun[p.of.index] = true
-		for _, ev := range events {
-			if out.Send(ev) != nil {
+		for i, ev := range events {
+			var prompt []byte
+			if i == 0 && !begun[p.of.index] && prompts != nil {
+				prompt = prompts[p.of.index/c.perPrompt]
+			}
+			if out.SendPrompt(ev, prompt) != nil {
 				return false // the client has gone; its context ends too
 			}
 		}
+		begun[p.of.index] = true
 		return true
 	})
 	switch {
@@ -59,6 +64,19 @@ func (s *Server) relay(w http.ResponseWriter, r *http.Request, c *call, answers 
 	_ = out.Done()
 }
 
+// promptLists are the prompts' token ids in JSON, where they are asked for. They are made
+// while the prompts are computed, so that no first token waits for them.
+func (c *call) promptLists(answers []*answer) (lists [][]byte) {
+	if !c.tokenIDs {
+		return nil
+	}
+	for i := 0; i < len(answers); i += c.perPrompt {
+		prompt := answers[i].prompt
+		lists = append(lists, openai.AppendIDs(make([]byte, 0, 8*len(prompt)+2), prompt))
+	}
+	return lists
+}
+
 func (s *Server) completionChunk(c *call, p piece, created int64, usage *openai.Usage, first bool) any {
 	choice := openai.CompletionChoice{Index: p.of.index, Text: p.text, Logprobs: s.completionLogprobs(c, p.of, p.probs, first)}
 	if first {
@@ -68,7 +86,7 @@ func (s *Server) completionChunk(c *call, p piece, created int64, usage *openai.
 	if c.tokenIDs {
 		choice.TokenIDs = ids(p.tokens)
 		if first {
-			choice.PromptTokenIDs = ids(p.of.prompt)
+			choice.PromptTokenIDs = openai.PromptToCome
 		}
 	}
 	chunk := openai.CompletionResponse{ID: c.answerID, Object: openai.ObjectCompletion, Created: created, Model: c.model, Usage: usage}
@@ -95,7 +113,7 @@ func (s *Server) chatChunks(c *call, p piece, created int64, usage *openai.Usage
 		empty := ""
 		open := chunk(openai.ChatChunkChoice{Delta: openai.Delta{Role: "assistant", Content: &empty}})
 		if c.tokenIDs {
-			open.PromptTokenIDs = ids(p.of.prompt)
+			open.PromptTokenIDs = openai.PromptToCome
 		}
 		events = append(events, open)
 	}
