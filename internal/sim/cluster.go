@@ -137,6 +137,7 @@ type turn struct {
 	legs    int     // requests to engines so far
 
 	prefilled Time // when the Prefiller answered
+	beside    Time // of Prefillers up to its last token
 }
 
 // session is a conversation under way.

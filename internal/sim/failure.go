@@ -84,7 +84,10 @@ func (c *Cluster) die(g *group) error {
 	}
 	g.life++
 	g.queue, g.free, g.busy, g.waking, g.wakeAt = nil, nil, false, false, -1
-	g.pace.runs = false
+	if g.pace.runs {
+		g.computed += c.now - g.pace.begun
+		g.pace.runs = false
+	}
 	c.repace()
 	return nil
 }

@@ -71,6 +71,23 @@ func (c *Cluster) repace() {
 	}
 }
 
+// prompting is for how long Prefillers have computed so far on the device that all share.
+func (c *Cluster) prompting() (sum Time) {
+	if c.cfg.Share == 0 || c.cfg.Share == 1 {
+		return 0
+	}
+	for _, g := range c.groups {
+		if g.prefix != "p" {
+			continue
+		}
+		sum += g.computed
+		if g.pace.runs {
+			sum += c.now - g.pace.begun
+		}
+	}
+	return sum
+}
+
 // slowed is the share by which copies under way make a step of the group longer.
 func (g *group) slowed(now Time) float64 {
 	most := 0.0

@@ -47,6 +47,14 @@ func TestOneDeviceForBoth(t *testing.T) {
 		require.InDelta(t, 6+want[0][1]-7, r.Decode.Seconds, 1e-6)
 		require.InDelta(t, 8+want[0][1]-7, r.Prefill.Seconds, 1e-6)
 	}
+	both := plainSteps(4, 1)
+	both.Share, both.Gaps = 0.5, true
+	gaps := run(t, both, starting(3, 0, 4.5)).Gaps
+	require.Len(t, gaps, 4)
+	for i, want := range []Gap{{2, 2}, {2, 2}, {1, 0}, {1, 0}} { // from 4.5 s to 11 the second prompt is computed
+		require.InDelta(t, want.Took, gaps[i].Took, 1e-6)
+		require.InDelta(t, want.Beside, gaps[i].Beside, 1e-6)
+	}
 	// Of three each has a third. The prompts of two end at 13 s, and the first of them
 	// that arrives is alone in its step.
 	cfg := plainSteps(4, 1)
@@ -158,5 +166,7 @@ func TestAttemptsOnTheirWayAndGaps(t *testing.T) {
 	require.InDelta(t, 0.25+0.125+1+0.25+0.5, r.Records[1].TTFT(), 1e-9)
 	require.InDelta(t, 0.25+4+2*0.25+1+0.5, r.Records[0].TTFT(), 1e-9)
 	cfg.Gaps = true
-	require.InDeltaSlice(t, []float64{0.5, 1, 0.5, 1}, run(t, cfg, load).Gaps, 1e-9)
+	for i, want := range []float64{0.5, 1, 0.5, 1} {
+		require.Equal(t, Gap{Took: want}, run(t, cfg, load).Gaps[i])
+	}
 }

@@ -130,6 +130,7 @@ type group struct {
 	free     []slot
 	busy     bool    // queue[0] is running
 	pace     pace    // of it
+	computed Time    // of all steps that could be slowed down and have ended
 	waking   bool    // an eventWake is under way
 	wakeAt   Time    // latest deadline asked for
 	pure     float64 // Σ of decode-only times of all steps

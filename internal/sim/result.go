@@ -79,9 +79,15 @@ type Result struct {
 	Prefill       GroupStats
 	Decode        GroupStats
 	Events        int
-	LivePeak      int       // sessions open at one time
-	Gaps          []float64 // seconds between tokens at the client, in the order of their ends; nil unless they were asked for
+	LivePeak      int   // sessions open at one time
+	Gaps          []Gap // between tokens at the client, in the order of their ends; nil unless they were asked for
 	Faults        FaultCounts
+}
+
+// Gap is the time between two tokens of an answer, in seconds.
+type Gap struct {
+	Took   float64
+	Beside float64 // that Prefillers computed meanwhile on the same device
 }
 
 // ended notes a request that has ended.

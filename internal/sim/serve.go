@@ -339,8 +339,12 @@ func (c *Cluster) output(r *rank, o *scheduler.Output) error {
 			c.router.Output(wall(c.now), tr.rt)
 		}
 		last := max(c.now+Seconds(c.cfg.Hop), tr.rec.First)
-		if c.cfg.Gaps && tr.rec.Out > 0 {
-			c.result.Gaps = append(c.result.Gaps, float64(last-tr.rec.Last)/1e9)
+		if c.cfg.Gaps {
+			beside := c.prompting()
+			if tr.rec.Out > 0 {
+				c.result.Gaps = append(c.result.Gaps, Gap{float64(last-tr.rec.Last) / 1e9, float64(beside-tr.beside) / 1e9})
+			}
+			tr.beside = beside
 		}
 		tr.rec.Out += int32(n)
 		tr.rec.Last = last

@@ -126,7 +126,9 @@ func (c *Cluster) stepEnd(g *group) error {
 	s.wall = s.seconds
 	if g.pace.runs {
 		g.pace.runs = false
-		if took := c.now - g.pace.begun; took != Seconds(s.seconds) {
+		took := c.now - g.pace.begun
+		g.computed += took
+		if took != Seconds(s.seconds) {
 			s.wall = float64(took) / 1e9
 		}
 	}

@@ -1,6 +1,7 @@
 package points
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
@@ -173,38 +174,45 @@ func (r *Row) predictTails(steps *sim.Steps, a Assumed) ([]Figure, error) {
 	return list.medians(all), nil
 }
 
-// gapP99 is the 99th percentile in ms of gaps in seconds, each of which is as much
-// longer or shorter as the gaps of a request alone are, whatever its length. Nothing is
-// added where these were not kept.
-func (a *Alone) gapP99(gaps []float64) float64 {
+// gapsLooked is of how many gaps a percentile is taken at most where they are spread.
+const gapsLooked = 4000
+
+// gapP99 is the 99th percentile in ms of gaps in seconds. Each of them is as much longer
+// or shorter as the gaps of a request alone are, whatever its length, and by the factor by
+// which gaps beside prompts are, as far as there are prompts beside it. Nothing is added
+// where these were not kept.
+func (a *Alone) gapP99(gaps []sim.Gap) float64 {
 	if len(gaps) == 0 {
 		return 0
 	}
-	slices.Sort(gaps)
-	off := []float64{0}
-	if a != nil && len(a.Gaps) > 0 {
+	off, by := []float64{0}, []float64{1}
+	if a != nil && len(a.Gaps) > 1 {
 		off = off[:0]
 		for _, g := range a.Gaps {
 			off = append(off, (g-a.Gap)/1e3)
 		}
 	}
-	if len(off) == 1 {
-		return 1e3 * measure.Percentile(gaps, 99)
-	}
-	low, high := gaps[0]+slices.Min(off), gaps[len(gaps)-1]+slices.Max(off)
-	for range 50 { // of all sums of a gap and a deviation a hundredth is above
-		mid, below := (low+high)/2, 0
-		for _, o := range off {
-			n, _ := slices.BinarySearch(gaps, mid-o)
-			below += n
-		}
-		if 100*below < 99*len(gaps)*len(off) {
-			low = mid
-		} else {
-			high = mid
+	if a != nil && len(a.BesideGaps) > 1 {
+		by = by[:0]
+		for _, g := range a.BesideGaps {
+			by = append(by, g/a.Beside)
 		}
 	}
-	return 1e3 * high
+	slices.SortFunc(gaps, func(x, y sim.Gap) int { return cmp.Compare(x.Took, y.Took) })
+	n, every := max(len(off), len(by)), 1
+	if n > 1 {
+		every = (len(gaps) + gapsLooked - 1) / gapsLooked
+	}
+	var values []float64
+	for i := every / 2; i < len(gaps); i += every {
+		g := gaps[i]
+		beside := min(g.Beside, g.Took)
+		for k := range n { // what is late in one of them is in the other
+			late := off[k*(len(off)-1)/max(n-1, 1)]*(1-beside/max(g.Took, 1e-12)) + beside*(by[k*(len(by)-1)/max(n-1, 1)]-1)
+			values = append(values, 1e3*(g.Took+late))
+		}
+	}
+	return measure.Percentile(values, 99)
 }
 
 // served is the engines of a row as the simulator takes them.

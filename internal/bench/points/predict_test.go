@@ -195,27 +195,49 @@ func TestMediansOfRuns(t *testing.T) {
 }
 
 // The spread that a request's gaps have alone is that of all gaps beside what steps
-// make of them.
+// make of them; the spread that gaps have beside prompts is that of gaps beside prompts.
 func TestSpreadOfGaps(t *testing.T) {
-	gaps := make([]float64, 1000)
+	gaps := make([]sim.Gap, 1000)
 	for i := range gaps {
-		gaps[i] = 1e-3
+		gaps[i] = sim.Gap{Took: 1e-3}
+	}
+	flat := func(n int, v float64) []float64 {
+		out := make([]float64, n)
+		for i := range out {
+			out[i] = v
+		}
+		return out
 	}
 	require.InDelta(t, 1, (*Alone)(nil).gapP99(gaps), 1e-9)
-	alone := &Alone{Gap: 0.7, Gaps: make([]float64, 201)}
-	for i := range alone.Gaps {
-		alone.Gaps[i] = 0.7
-	}
+	alone := &Alone{Gap: 0.7, Gaps: flat(201, 0.7)}
 	require.InDelta(t, 1, alone.gapP99(gaps), 1e-9)
 	alone.Gaps[200], alone.Gaps[199], alone.Gaps[0] = 1.9, 1.9, 0.1 // a hundredth is not later
 	require.InDelta(t, 1, alone.gapP99(gaps), 1e-9)
 	alone.Gaps[198] = 1.5
 	require.InDelta(t, 1.8, alone.gapP99(gaps), 1e-9)
-	for i := range 10 {
-		gaps[i] = 3e-3
+	for i := range 9 {
+		gaps[i].Took = 3e-3
 	}
-	require.InDelta(t, 2.2, alone.gapP99(gaps), 1e-6, "late ones of either kind")
+	require.InDelta(t, 2.2, alone.gapP99(gaps), 1e-9, "late ones of either kind")
+
+	alone.Beside, alone.BesideGaps = 2, flat(101, 2)
+	require.InDelta(t, 2.2, alone.gapP99(gaps), 1e-9, "there are no prompts")
+	for i := range gaps {
+		gaps[i] = sim.Gap{Took: 1e-3, Beside: 1e-3}
+	}
+	require.InDelta(t, 1, alone.gapP99(gaps), 1e-9, "what they are alone does not count beside prompts")
+	alone.BesideGaps[98], alone.BesideGaps[99], alone.BesideGaps[100] = 6, 6, 6
+	require.InDelta(t, 3, alone.gapP99(gaps), 1e-9)
+	for i := range gaps {
+		gaps[i].Beside = 0.5e-3
+	}
+	require.InDelta(t, 0.5+1.5+0.5*0.8, alone.gapP99(gaps), 1e-9, "half of each, and both late")
+	for i := range gaps[:900] {
+		gaps[i].Beside = 0
+	}
+	require.InDelta(t, 2.2, alone.gapP99(gaps), 1e-9, "few have prompts beside them")
 	require.Zero(t, alone.gapP99(nil))
+	require.InDelta(t, 1, (*Alone)(nil).gapP99(append(gaps, make([]sim.Gap, 50)...)), 1e-9)
 }
 
 func TestPredictionsOfArms(t *testing.T) {
