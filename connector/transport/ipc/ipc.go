@@ -141,17 +141,27 @@ func (n *Near) Meet(b []byte) (tcp.Neighbour, error) {
 	case c.Process == n.self.Process:
 		return nil, errors.New("it is this very device")
 	}
+	x, err := n.enter(string(c.Process[:]))
+	if err != nil {
+		return nil, err
+	}
+	if err := x.p.recognise(n, c); err != nil {
+		x.Close()
+		return nil, err
+	}
+	return x, nil
+}
+
+// enter begins the use of a process. What is done with its memory does not hold up those
+// who copy from others.
+func (n *Near) enter(name string) (*neighbour, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {
 		return nil, transport.ErrClosed
 	}
-	name := string(c.Process[:])
 	p := n.processes[name]
 	if p == nil {
-		if err := n.look(c); err != nil {
-			return nil, err
-		}
 		p = &process{name: name, regions: map[string]ascendrt.Buffer{}}
 		n.processes[name] = p
 	}
@@ -160,7 +170,19 @@ func (n *Near) Meet(b []byte) (tcp.Neighbour, error) {
 	return &neighbour{n: n, p: p, lane: &n.lanes[n.met%lanes]}, nil
 }
 
-// look reads the peer's random text through its handle. The lock is held.
+// recognise looks at a process that is met for the first time.
+func (p *process) recognise(n *Near, c card) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.known {
+		return nil
+	}
+	err := n.look(c)
+	p.known = err == nil
+	return err
+}
+
+// look reads the peer's random text through its handle.
 func (n *Near) look(c card) error {
 	b, err := n.dev.Import(c.Beacon)
 	if err != nil {
@@ -240,12 +262,17 @@ func (n *Near) Close() error {
 
 // process is another process's memory as far as it was imported.
 type process struct {
-	name    string
-	users   int                        // neighbours
+	name  string
+	users int // neighbours; guarded by Near.mu
+
+	mu      sync.Mutex                 // taken behind Near.mu, if both
+	known   bool                       // its card was true
 	regions map[string]ascendrt.Buffer // by handle
 }
 
 func (p *process) close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	var errs []error
 	for _, b := range p.regions {
 		errs = append(errs, b.FreeAfter(ascendrt.Point{}))
@@ -257,8 +284,10 @@ func (p *process) close() error {
 // maxRegions bounds what is imported of one process.
 const maxRegions = 1 << 12
 
-// region imports memory when it is first read. The lock of Near is held.
+// region imports memory when it is first read.
 func (p *process) region(n *Near, key []byte) (ascendrt.Buffer, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	name := len(p.name)
 	if len(key) <= name || string(key[:name]) != p.name {
 		return nil, fmt.Errorf("%w: the key is of another process than the card", tcp.ErrFar)
@@ -421,11 +450,12 @@ func (l *lane) pieces(local, remote []int32) {
 // region is the peer's memory of a key.
 func (x *neighbour) region(key []byte) (ascendrt.Buffer, error) {
 	x.n.mu.Lock()
-	defer x.n.mu.Unlock()
-	if x.n.closed || x.p == nil {
+	p, closed := x.p, x.n.closed
+	x.n.mu.Unlock()
+	if closed || p == nil {
 		return nil, transport.ErrClosed
 	}
-	return x.p.region(x.n, key)
+	return p.region(x.n, key)
 }
 
 // slice is part of a buffer, or an invalid view.

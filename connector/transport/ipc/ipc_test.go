@@ -363,3 +363,24 @@ func TestStreams(t *testing.T) {
 		require.Equal(t, before, dev.Live().Streams)
 	}
 }
+
+// Copies from one process go on while memory of another one is imported.
+func TestImportsHoldUpTheirProcessAlone(t *testing.T) {
+	dev := openDevice(t)
+	n, err := New(dev)
+	require.NoError(t, err)
+	s, _ := other(t)
+	x, err := n.enter("another process")
+	require.NoError(t, err)
+	x.p.mu.Lock()
+	peer, err := n.Meet(s.Card)
+	require.NoError(t, err)
+	buf, err := dev.Alloc(regionBytes, ascendrt.PlaceShareable)
+	require.NoError(t, err)
+	require.NoError(t, peer.Fetch([]tcp.NearRange{{Memory: region{buf}, Key: s.Key, Length: regionBytes}}))
+	x.p.mu.Unlock()
+	peer.Close()
+	x.Close()
+	require.Empty(t, n.processes)
+	require.NoError(t, n.Close())
+}
