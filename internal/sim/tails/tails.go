@@ -42,10 +42,6 @@ type Config struct {
 	Step    float64 // of a FULL step without rows
 	PerRow  float64 // more for each row
 	NonFull float64 // more where the step is not FULL
-
-	// Took, when set, is the time of a step by its rows, the tokens of its graph and
-	// the graph's kind, instead of the three above.
-	Took func(rows, padded int, mode graphs.Mode) float64
 }
 
 // Published are the parameters with which the published step counts of a small
@@ -72,9 +68,7 @@ func (c Config) Validate() error {
 	}
 	positive("rate", c.Rate)
 	positive("duration", c.Duration)
-	if c.Took == nil {
-		positive("step", c.Step)
-	}
+	positive("step", c.Step)
 	if c.Rate*c.Duration > 1e7 {
 		errs = append(errs, errors.New("tails: more than ten million arrivals"))
 	}
@@ -202,10 +196,7 @@ func Run(c Config) (Result, error) {
 		dec := d.Dispatch(rows, graphs.Step{}, verdicts)
 		res.Counts.Observe(dec)
 		took := c.Step + c.PerRow*float64(len(running))
-		switch {
-		case c.Took != nil:
-			took = c.Took(len(running), int(dec.PaddedTokens), dec.Mode)
-		case dec.Mode != graphs.Full:
+		if dec.Mode != graphs.Full {
 			took += c.NonFull
 		}
 		now += took
