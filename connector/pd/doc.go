@@ -50,6 +50,6 @@
 //
 // A Worker owns: the acceptor of the control channel and one goroutine per
 // accepted connection, the lease clock, one goroutine per live peer and per decoder
-// that it has pushed to of late, and one per load, push, question to a metaserver and
-// meeting. Close ends them and waits.
+// that it has pushed to of late, and one per load and further KV group of it, push,
+// question to a metaserver and meeting. Close ends them and waits.
 package pd

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/sluice-serving/sluice/connector"
@@ -149,29 +150,47 @@ func (l *load) transfer(ctx context.Context) (failed []kvcache.BlockID, all bool
 	return failed, false, err
 }
 
-// readTickets reads without a word on the control channel: P's transport looks after
-// the lease. confirmed says that it stood when all had been read. ErrNoTickets says that
-// P, the transport or the memory is not for that.
+// readTickets reads without a word on the control channel, all groups at once: P's
+// transport looks after the lease. confirmed says that it stood when all had been read.
+// ErrNoTickets says that P, the transport or the memory is not for that.
 func (l *load) readTickets(ctx context.Context, d *data) (failed []kvcache.BlockID, confirmed bool, err error) {
 	tp, ok := d.tp.(transport.TicketReader)
 	if !ok {
 		return nil, false, transport.ErrNoTickets
 	}
-	for g := range l.op.Blocks {
-		missing, readErr := l.read(d.regions, g, func(b transport.Blocks) error {
+	type part struct {
+		failed    []kvcache.BlockID
+		confirmed bool
+		err       error
+	}
+	parts := make([]part, len(l.op.Blocks))
+	read := func(g int) {
+		x := &parts[g]
+		x.failed, x.err = l.read(d.regions, g, func(b transport.Blocks) error {
 			if len(b.Local) == 0 {
 				return nil
 			}
 			err := tp.ReadTicket(ctx, ticketOf(l.what.ref, g).encode(), b)
-			confirmed = confirmed || err == nil
+			x.confirmed = err == nil
 			return err
 		})
-		if errors.Is(readErr, transport.ErrNoTickets) {
-			return nil, false, readErr
+	}
+	var wg sync.WaitGroup
+	for g := 1; g < len(parts); g++ {
+		wg.Go(func() { read(g) })
+	}
+	if len(parts) > 0 {
+		read(0)
+	}
+	wg.Wait()
+	for _, x := range parts {
+		if errors.Is(x.err, transport.ErrNoTickets) {
+			return nil, false, x.err
 		}
-		failed = append(failed, missing...)
-		if readErr != nil && err == nil {
-			err = readErr
+		failed = append(failed, x.failed...)
+		confirmed = confirmed || x.confirmed
+		if x.err != nil && err == nil {
+			err = x.err
 		}
 	}
 	return failed, confirmed && err == nil, err

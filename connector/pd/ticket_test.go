@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-serving/sluice/connector"
 	"github.com/sluice-serving/sluice/connector/transport"
 	"github.com/sluice-serving/sluice/connector/transport/tcp"
+	"github.com/sluice-serving/sluice/kvcache"
 )
 
 // heapNear is a Near within this process: memory is found by its key.
@@ -167,6 +168,33 @@ func TestPullByTickets(t *testing.T) {
 			require.Zero(t, s.LeasesNow)
 		})
 	}
+}
+
+// All KV groups of a prompt are read at once.
+func TestGroupsAreReadAtOnce(t *testing.T) {
+	p, _, _ := nearEngine(t, "p-1", Producer, 1, false, twoGroups)
+	d, near, _ := nearEngine(t, "d-1", Consumer, 2, false, twoGroups)
+	var both sync.WaitGroup
+	both.Add(2)
+	meet := func() { // none goes on before the other has begun
+		both.Done()
+		both.Wait()
+	}
+	near.before.Store(&meet)
+	pr := remote(1, 33, nil)
+	pr.Params = &Params{DoRemoteDecode: true}
+	hold := p.s.Finished(pr, connector.Tables{blockRange(1, 9), blockRange(10, 9)}, connector.End{Reason: connector.EndLength, Computed: 33})
+	p.flush()
+	r := remote(1, 33, hold.Params.(*Params))
+	d.s.Added(r)
+	d.s.Allocated(r, connector.Tables{blockRange(30, 9), blockRange(39, 9)}, 0, 33)
+	d.flush()
+	ev := d.next()
+	require.Equal(t, connector.Received, ev.Kind, "%v", ev.Err)
+	for k, region := range d.regions {
+		require.Equal(t, p.block(k, kvcache.BlockID(1+9*region.Group)), d.block(k, kvcache.BlockID(30+9*region.Group)))
+	}
+	require.Equal(t, connector.Sent, p.next().Kind)
 }
 
 // Between the ops and the blocks nothing waits for the control channel.
