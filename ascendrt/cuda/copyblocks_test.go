@@ -182,6 +182,15 @@ func TestWaysToCopyBlocks(t *testing.T) {
 	})
 }
 
+// A table of more than a small copy's bytes goes to the device as any other copy.
+func TestCopyBlocksOfALongPrompt(t *testing.T) {
+	b := newBlockBench(t, false)
+	const blocks = smallLargest/8 + 100
+	for _, n := range []int{smallLargest/8 - 2*ascendrt.BlockRegionWords, blocks} {
+		b.run(&ascendrt.BlockCopy{Regions: b.regions(2, blocks, 16, 16, 16, 0), Dst: b.permutation(blocks)[:n], Src: b.permutation(blocks)[:n], By: ascendrt.CopyByUnits})
+	}
+}
+
 // The best way is the usual one where it cannot be.
 func TestBestWay(t *testing.T) {
 	was := bestWay
