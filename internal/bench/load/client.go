@@ -47,12 +47,12 @@ func ParseEndpoint(name string) (Endpoint, error) {
 	return 0, fmt.Errorf("endpoint %q is neither chat nor completions", name)
 }
 
-// NewHTTPClient is a client for load runs: connections are kept for any number
-// of concurrent requests, answers arrive uncompressed, redirects are answers.
-// CloseIdleConnections ends it.
+// NewHTTPClient is a client for load runs: connections, of HTTP/1.1, are kept for any
+// number of concurrent requests and know when something has come on them, answers
+// arrive uncompressed, redirects are answers. CloseIdleConnections ends it.
 func NewHTTPClient() *http.Client {
 	return &http.Client{
-		Transport:     &http.Transport{MaxIdleConnsPerHost: 1024, DisableCompression: true, ResponseHeaderTimeout: 0},
+		Transport:     &http.Transport{DialContext: dial, MaxIdleConnsPerHost: 1024, DisableCompression: true, ResponseHeaderTimeout: 0},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }
@@ -123,28 +123,40 @@ type Call struct {
 	Endpoint Endpoint
 	Header   http.Header
 	Body     any
+
+	encoded []byte // Body, as soon as encode was called
+}
+
+// encode makes the request's body. A prompt of many token ids takes its time, which
+// is best taken before the request is due.
+func (c *Call) encode() (err error) {
+	if c.encoded == nil {
+		c.encoded, err = json.Marshal(c.Body)
+	}
+	if err != nil {
+		return fmt.Errorf("encode request: %w", err)
+	}
+	return nil
 }
 
 // Do sends the call and fills rec with what it did; since gives the time since
 // the start of the workload. Failures are part of the record.
 func (s *Server) Do(ctx context.Context, call *Call, since func() time.Duration, rec *measure.Record) {
-	err := s.do(ctx, call, since, rec)
-	rec.End = since()
-	if err != nil {
-		rec.Error = err.Error()
+	if err := s.do(ctx, call, since, rec); err != nil {
+		rec.End, rec.Error = since(), err.Error()
 	}
 }
 
 func (s *Server) do(ctx context.Context, call *Call, since func() time.Duration, rec *measure.Record) error {
-	body, err := json.Marshal(call.Body)
-	if err != nil {
-		return fmt.Errorf("encode request: %w", err)
+	if err := call.encode(); err != nil {
+		return err
 	}
 	path := "/v1/chat/completions"
 	if call.Endpoint == Completions {
 		path = "/v1/completions"
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.endpoint(path), bytes.NewReader(body))
+	came := arrival{since: since}
+	req, err := http.NewRequestWithContext(came.trace(ctx), http.MethodPost, s.endpoint(path), bytes.NewReader(call.encoded))
 	if err != nil {
 		return err
 	}
@@ -167,82 +179,16 @@ func (s *Server) do(ctx context.Context, call *Call, since func() time.Duration,
 		}
 		return answerError(resp.StatusCode, text)
 	}
-	return readStream(resp.Body, since, rec)
-}
-
-// chunk is one event of either endpoint.
-type chunk struct {
-	Choices []struct {
-		Text  string `json:"text"`
-		Delta struct {
-			Content          *string         `json:"content"`
-			ReasoningContent string          `json:"reasoning_content"`
-			ToolCalls        json.RawMessage `json:"tool_calls"`
-		} `json:"delta"`
-		TokenIDs     []int32 `json:"token_ids"`
-		FinishReason *string `json:"finish_reason"`
-		StopReason   any     `json:"stop_reason"`
-	} `json:"choices"`
-	Usage *openai.Usage   `json:"usage"`
-	Error json.RawMessage `json:"error"`
-}
-
-func readStream(body io.Reader, since func() time.Duration, rec *measure.Record) error {
-	events := openai.NewReader(body, 0)
-	var text strings.Builder
-	defer func() { rec.Text = text.String() }()
-	for {
-		ev, err := events.Next()
-		at := since() // the first event repeats the prompt's tokens: parsing it is no part of the server's time
-		if errors.Is(err, io.EOF) {
-			return errors.New("the stream ended without its end marker")
-		}
-		if err != nil {
-			return fmt.Errorf("read stream: %w", err)
-		}
-		if ev.Data == nil {
-			continue
-		}
-		if ev.IsDone() {
-			return nil
-		}
-		var c chunk
-		if err := json.Unmarshal(ev.Data, &c); err != nil {
-			return fmt.Errorf("event is not JSON: %w", err)
-		}
-		if len(c.Error) > 0 && string(c.Error) != "null" {
-			return answerError(rec.Status, ev.Data)
-		}
-		if c.Usage != nil {
-			rec.PromptTokens, rec.OutputTokens, rec.CachedTokens = c.Usage.PromptTokens, c.Usage.CompletionTokens, c.Usage.Cached()
-		}
-		for i := range c.Choices {
-			ch := &c.Choices[i]
-			piece := ch.Text
-			if ch.Delta.Content != nil {
-				piece += *ch.Delta.Content
-			}
-			if piece != "" || len(ch.TokenIDs) > 0 || ch.Delta.ReasoningContent != "" || len(ch.Delta.ToolCalls) > 0 {
-				seen(at, rec)
-			}
-			text.WriteString(piece)
-			rec.TokenIDs = append(rec.TokenIDs, ch.TokenIDs...)
-			if ch.FinishReason != nil {
-				rec.FinishReason = *ch.FinishReason
-			}
-			if ch.StopReason != nil {
-				rec.StopReason = fmt.Sprint(ch.StopReason)
-			}
-		}
+	if err := readStream(resp.Body, came.last, rec); err != nil {
+		return err
 	}
+	// What is left is the end of the body. A connection whose answer was not read to
+	// it is closed, and the next request would wait for another one.
+	late := time.AfterFunc(maxEnd, func() { _ = resp.Body.Close() })
+	defer late.Stop()
+	_, _ = io.Copy(io.Discard, resp.Body) // the answer is complete
+	return nil
 }
 
-// seen notes an event with output.
-func seen(at time.Duration, rec *measure.Record) {
-	if rec.First == 0 {
-		rec.First = at
-	} else {
-		rec.Gaps = append(rec.Gaps, at-rec.Last)
-	}
-	rec.Last = at
-}
+// maxEnd is how long an answer may stay open behind its end marker.
+const maxEnd = time.Second

@@ -62,8 +62,8 @@ type Config struct {
 	MaxConcurrency int           // requests in flight; 0: no limit
 	TimeScale      float64       // of arrivals and think times; 0: 1
 
-	// Prepare, when set, may change a call before it is sent. It is called from
-	// the session's goroutine.
+	// Prepare, when set, may change a call before it is encoded, a little before it is
+	// due. It is called from the session's goroutine.
 	Prepare func(session string, turn int, call *Call)
 
 	// Observe, when set, is called after every change, from one goroutine at a time.
@@ -166,11 +166,16 @@ func (r *run) session(ctx context.Context, s *workload.Session) ([]measure.Recor
 			r.note(func(p *Progress) { p.Done++; p.Failed++ })
 			continue
 		}
-		if err := sleepUntil(ctx, r.start.Add(eligible)); err != nil {
+		due := r.start.Add(eligible)
+		if err := sleepUntil(ctx, due.Add(-encodeAhead)); err != nil {
 			return nil, err
 		}
 		h.ask(turn)
-		if err := r.send(ctx, s, turn, &h, rec); err != nil {
+		call := r.call(s, turn, &h, rec)
+		if err := sleepUntil(ctx, due); err != nil {
+			return nil, err
+		}
+		if err := r.send(ctx, call, rec); err != nil {
 			return nil, err
 		}
 		if rec.Error == "" && j+1 < len(s.Turns) && s.Turns[j+1].Keep == nil {
@@ -192,15 +197,13 @@ func (r *run) session(ctx context.Context, s *workload.Session) ([]measure.Recor
 	return records, nil
 }
 
-// send does one request; its error is the end of the run, not of the request.
-func (r *run) send(ctx context.Context, s *workload.Session, turn *workload.Turn, h *history, rec *measure.Record) error {
-	if r.slots != nil {
-		if err := r.slots.Acquire(ctx, 1); err != nil {
-			return err
-		}
-		defer r.slots.Release(1)
-	}
-	r.note(func(p *Progress) { p.Sent++ })
+// encodeAhead is how long before it is due a request is encoded, so that the time
+// that this takes is not waited for. It is short, as a workload of many sessions
+// should not hold all of its prompts in JSON.
+const encodeAhead = 20 * time.Millisecond
+
+// call is the request of a turn, encoded.
+func (r *run) call(s *workload.Session, turn *workload.Turn, h *history, rec *measure.Record) *Call {
 	call := &Call{Endpoint: r.cfg.Endpoint, Header: http.Header{}, Body: r.body(turn, h)}
 	call.Header.Set("X-Request-Id", rec.RequestID)
 	call.Header.Set("X-Session-ID", r.cfg.SessionID(s.ID))
@@ -210,6 +213,21 @@ func (r *run) send(ctx context.Context, s *workload.Session, turn *workload.Turn
 	if r.cfg.Prepare != nil {
 		r.cfg.Prepare(s.ID, rec.Turn, call)
 	}
+	if r.slots == nil { // else it may wait for long, with many others
+		_ = call.encode() // Do gives its error
+	}
+	return call
+}
+
+// send does one request; its error is the end of the run, not of the request.
+func (r *run) send(ctx context.Context, call *Call, rec *measure.Record) error {
+	if r.slots != nil {
+		if err := r.slots.Acquire(ctx, 1); err != nil {
+			return err
+		}
+		defer r.slots.Release(1)
+	}
+	r.note(func(p *Progress) { p.Sent++ })
 	reqCtx, cancel := ctx, context.CancelFunc(func() {})
 	if r.cfg.Timeout > 0 {
 		reqCtx, cancel = context.WithTimeoutCause(ctx, r.cfg.Timeout, fmt.Errorf("no answer within %v", r.cfg.Timeout))
