@@ -65,6 +65,9 @@ func (s *slot) begin(c *chunk) {
 	if !ok || c.op.ticket == nil || s.p.t.cfg.NoAhead {
 		return
 	}
+	if end, known := ended(s.w.conn); known && end { // its memory is about to go, and nobody answers
+		return
+	}
 	regions := s.p.remembered(c.units)
 	if regions == nil {
 		return

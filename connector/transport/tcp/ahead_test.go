@@ -3,6 +3,7 @@ package tcp
 import (
 	"context"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -235,6 +236,35 @@ func TestAheadFails(t *testing.T) {
 	require.NoError(t, p.ReadTicket(t.Context(), []byte(good), s.b))
 	require.EqualValues(t, 1, near.starts.Load())
 	s.check(t)
+}
+
+// Nothing is fetched ahead of an owner that has hung up.
+func TestNotAheadOfOneWhoIsGone(t *testing.T) {
+	near := newBesideStart()
+	s, _, p := aheadSides(t, Config{}, near)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	here, err := net.Dial("tcp", ln.Addr().String())
+	require.NoError(t, err)
+	defer here.Close()
+	there, err := ln.Accept()
+	require.NoError(t, err)
+	you, err := near.Meet(s.y.cfg.Near.Card())
+	require.NoError(t, err)
+	defer you.Close()
+	x := &slot{p: p.(*peer), w: newWire(here, time.Minute)}
+	x.w.near = you
+	begin := func() bool {
+		c := &chunk{op: &op{ticket: []byte(good)}, units: &unitsPart{regions: s.b.Regions, local: s.b.Local, remote: s.b.Remote}}
+		x.begin(c)
+		began := c.ahead != nil
+		require.NoError(t, c.land())
+		return began
+	}
+	require.True(t, begin())
+	require.NoError(t, there.Close())
+	require.Eventually(t, func() bool { return !begin() }, 20*time.Second, time.Millisecond)
 }
 
 // What is remembered of a peer has a bound.
