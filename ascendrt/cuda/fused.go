@@ -453,18 +453,31 @@ func attentionParams(n ascendrt.AttentionAttr, a []ascendrt.Tensor) (front, back
 		needAligned(q, kc, vc, y)
 }
 
-// planPerRowAttention computes all rows with the kernel for long ones, one block to a
-// tile: it takes a row's keys in the same steps in whatever tile the row lies.
+// planPerRowAttention computes short rows with a kernel of their own that takes a row's
+// keys in the same steps and sums as that for long ones, whatever tile the row lies in.
 func (d *device) planPerRowAttention(s *opState, n ascendrt.AttentionAttr) error {
-	k, bytes, err := d.tallAttention(n, 1)
+	const few, stages = 16, 3 // pairs of a token and a head that are short; tiles of 64 keys in flight
+	group := n.Heads / n.KVHeads
+	tall, tallShared, err := d.tallAttention(n, 1)
+	if err != nil {
+		return err
+	}
+	short, err := d.fast("attend_alike_16", attentionModule(n)...)
+	shared := 2*n.HeadDim*(few+stages*2*64) + 4*2*few*(64+8)
+	if err == nil {
+		err = d.allowShared(short, shared)
+	}
 	s.emit = func(t *translator, _ ascendrt.View, a []ascendrt.Tensor) error {
 		front, back, err := attentionParams(n, a)
 		rows, reqs := a[0].Rows(), a[3].Rows()
-		tiles := rows/(128/(n.Heads/n.KVHeads)) + min(reqs, rows)
-		if err != nil || tiles == 0 {
+		if err != nil {
 			return err
 		}
-		return t.overlap(k, [3]int{tiles, n.KVHeads, 1}, 128, bytes, append(append(front, uint64(reqs)), append(back, 0)...)...)
+		if err := t.overlap(short, [3]int{n.KVHeads, reqs, 1}, 128, shared, append(front[:len(front):len(front)], back...)...); err != nil || n.MaxQuery > 0 && n.MaxQuery*group <= few {
+			return err
+		}
+		tiles := rows/(128/group) + min(reqs, rows*group/(few+1))
+		return t.overlap(tall, [3]int{tiles, n.KVHeads, 1}, 128, tallShared, append(append(front, uint64(reqs)), append(back, few)...)...)
 	}
 	return err
 }
@@ -479,9 +492,11 @@ func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
 		queries *= 2
 	}
 	few := 8 * queries
-	var short, ring []*kernel
+	var short, ring, rings []*kernel
 	// Two tiles of 16 keys and values per warp, and what a cluster pushes.
-	ringed := 8*2*2*16*(2*n.HeadDim+40) + 4*(few*n.HeadDim+2*8*few)
+	pushed := 4 * (few*n.HeadDim + 2*8*few)
+	ringed := 8*2*2*16*(2*n.HeadDim+40) + pushed
+	ringed4 := 4 * 2 * 2 * 16 * (2*n.HeadDim + 40) // of 4 warps, two or three blocks per multiprocessor
 	shared := 4 * (3*8*few + 2*few + 9*few*n.HeadDim + 2*8*few)
 	for _, c := range clusters {
 		k, err := d.fast(fmt.Sprintf("attend_short_%d_%d", queries, c), module...)
@@ -502,18 +517,13 @@ func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
 			return err
 		}
 		ring = append(ring, k)
-	}
-	var rings *kernel // of 4 warps, three blocks per multiprocessor
-	ringed4 := 4 * 2 * 2 * 16 * (2*n.HeadDim + 40)
-	if queries == 1 {
-		k, err := d.fast("attend_rings", module...)
-		if err == nil {
-			err = d.allowShared(k, ringed4)
+		if k, err = d.fast(fmt.Sprintf("attend_rings_%d", c), module...); err == nil {
+			err = d.allowShared(k, ringed4+pushed)
 		}
 		if err != nil {
 			return err
 		}
-		rings = k
+		rings = append(rings, k)
 	}
 	var tall []*kernel
 	var tallShared int
@@ -531,16 +541,25 @@ func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
 		if err != nil {
 			return err
 		}
-		// As many blocks share a request's keys as there are multiprocessors.
-		c := 0
-		for c < len(clusters)-1 && reqs*n.KVHeads*clusters[c+1] <= d.info.ComputeUnits && table.RowLen()*n.BlockSize > 64*clusters[c] {
-			c++
+		// As many blocks share a request's keys as there are multiprocessors. Clusters of 4
+		// and 8 do not tile a device's groups of multiprocessors: only where they need no more
+		// than half of it, else as smaller blocks, of which a multiprocessor has two.
+		keys, groups := table.RowLen()*n.BlockSize, reqs*n.KVHeads
+		most := func(blocks int) (c int) {
+			for c < len(clusters)-1 && groups*clusters[c+1] <= blocks && keys > 64*clusters[c] {
+				c++
+			}
+			return c
 		}
+		c := most(d.info.ComputeUnits)
 		k, bytes, threads := short[c], shared, 256
-		switch blocks := reqs * n.KVHeads * clusters[c]; {
+		switch blocks := groups * clusters[c]; {
 		case len(ring) == 0 || blocks > 3*d.info.ComputeUnits:
 		case blocks > d.info.ComputeUnits:
-			k, bytes, threads = rings, ringed4, 128
+			k, bytes, threads = rings[c], ringed4, 128
+		case clusters[c] >= 4 && 2*blocks > d.info.ComputeUnits:
+			c = most(2 * d.info.ComputeUnits)
+			k, bytes, threads = rings[c], ringed4+pushed, 128
 		default:
 			k, bytes = ring[c], max(ringed, shared)
 		}

@@ -242,6 +242,45 @@ __device__ __forceinline__ void attend_short(const u16* q, i64 qs, const u16* kc
 	}
 }
 
+// weigh turns the scores of BN keys into weights, for the two rows r and r + 8 that a
+// lane has a part of, and takes them up into the rows' maxima and sums of weights; sums of
+// values are to be multiplied by alpha. Behind pos0, the position of the tile's first
+// token, rows see different keys: negative where all of them see all. The lane's first key
+// is at `key`.
+template<int BN>
+__device__ __forceinline__ void weigh(float (&s)[BN / 8][4], float* top, float* sum, float* alpha, float scale, int pos0, int r, int key) {
+#pragma unroll
+	for (int h = 0; h < 2; h++) {
+		if (pos0 >= 0) {
+			int pos = pos0 + (r + h * 8) / GROUP;
+#pragma unroll
+			for (int t = 0; t < BN / 8; t++)
+#pragma unroll
+				for (int e = 0; e < 2; e++)
+					if (key + t * 8 + e > pos) s[t][2 * h + e] = minus_inf();
+		}
+		float m = top[h];
+#pragma unroll
+		for (int t = 0; t < BN / 8; t++) m = fmaxf(m, fmaxf(s[t][2 * h], s[t][2 * h + 1]));
+		m = fmaxf(m, shfl(m, 1));
+		m = fmaxf(m, shfl(m, 2));
+		// A tile that leaves the maximum as it is leaves the sums as they are, to the bit: a
+		// row among later ones passes tiles that it sees nothing of.
+		float base = m == minus_inf() ? 0.0f : m * scale, l = 0.0f;
+		alpha[h] = top[h] == m ? 1.0f : ex2(top[h] * scale - base);
+		top[h] = m;
+#pragma unroll
+		for (int t = 0; t < BN / 8; t++)
+#pragma unroll
+			for (int e = 0; e < 2; e++) {
+				float p = ex2(s[t][2 * h + e] * scale - base);
+				s[t][2 * h + e] = p;
+				l += p;
+			}
+		sum[h] = sum[h] * alpha[h] + l;
+	}
+}
+
 // Attention of long rows: a block computes 128 pairs of a query token and a head
 // of one kv group (4 warps, 32 each) over tiles of 64 keys, two tiles in flight.
 // Rows with up to `few` pairs are left to attend_short. The CL blocks of a cluster
@@ -344,38 +383,14 @@ __device__ void attend_tall(const u16* q, i64 qs, const u16* kc, i64 kcs, const 
 		}
 		const bool edge = (tile + 1) * BN > pos0 + 1;
 #pragma unroll
-		for (int i = 0; i < 2; i++)
+		for (int i = 0; i < 2; i++) {
+			float alpha[2];
+			weigh<BN>(s[i], top[i], sum[i], alpha, scale, edge ? pos0 : -1, warp * 32 + i * 16 + g, tile * BN + 2 * j);
 #pragma unroll
-			for (int h = 0; h < 2; h++) {
-				if (edge) {
-					int pos = pos0 + (warp * 32 + i * 16 + h * 8 + g) / group;
+			for (int t = 0; t < D / 8; t++)
 #pragma unroll
-					for (int t = 0; t < BN / 8; t++)
-#pragma unroll
-						for (int e = 0; e < 2; e++)
-							if (tile * BN + t * 8 + 2 * j + e > pos) s[i][t][2 * h + e] = minus_inf();
-				}
-				float m = top[i][h];
-#pragma unroll
-				for (int t = 0; t < BN / 8; t++) m = fmaxf(m, fmaxf(s[i][t][2 * h], s[i][t][2 * h + 1]));
-				m = fmaxf(m, shfl(m, 1));
-				m = fmaxf(m, shfl(m, 2));
-				// A tile that leaves the maximum as it is leaves the sums as they are, to the bit: a
-				// row among later ones passes tiles that it sees nothing of.
-				float base = m == minus_inf() ? 0.0f : m * scale, alpha = top[i][h] == m ? 1.0f : ex2(top[i][h] * scale - base), l = 0.0f;
-				top[i][h] = m;
-#pragma unroll
-				for (int t = 0; t < BN / 8; t++)
-#pragma unroll
-					for (int e = 0; e < 2; e++) {
-						float p = ex2(s[i][t][2 * h + e] * scale - base);
-						s[i][t][2 * h + e] = p;
-						l += p;
-					}
-				sum[i][h] = sum[i][h] * alpha + l;
-#pragma unroll
-				for (int t = 0; t < D / 8; t++) acc[i][t][2 * h] *= alpha, acc[i][t][2 * h + 1] *= alpha;
-			}
+				for (int e = 0; e < 4; e++) acc[i][t][e] *= alpha[e / 2];
+		}
 #pragma unroll
 		for (int c = 0; c < BN / 16; c++) {
 			u32 a[2][4];
@@ -443,6 +458,107 @@ __device__ void attend_tall(const u16* q, i64 qs, const u16* kc, i64 kcs, const 
 		}
 	}
 	cluster_sync(); // nobody leaves while others read
+}
+
+// Attention of up to 16 pairs of a query token and a head of one kv group, with the bits
+// of attend_tall: a block of 4 warps goes through all keys, 64 at a time, ST tiles in
+// flight. Each warp scores a quarter of the keys, weighs all, and adds up a quarter of
+// the values' elements.
+template<int D, int ST>
+__device__ void attend_alike(const u16* q, i64 qs, const u16* kc, i64 kcs, const u16* vc, i64 vcs, const int* table, i64 tbs,
+	const int* starts, const int* lens, u16* y, i64 ys, int kvheads, int shift, float scale) {
+	constexpr int BN = 64, CH = D / 8, R = 16, PITCH = BN + 8, group = GROUP;
+	const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, j = lane % 4;
+	const int kvh = blockIdx.x, req = blockIdx.y;
+	go();
+	await();
+	const int len = lens[req], first = starts[req], rows = (starts[req + 1] - first) * group, pos0 = len - rows / group;
+	if (len <= 0 || rows <= 0 || rows > R) return;
+	const int tiles = (len + BN - 1) / BN, mask = (1 << shift) - 1;
+	const i64 width = (i64)kvheads * D;
+	table += req * tbs;
+	kc += kvh * D, vc += kvh * D;
+	u16 *sq = (u16*)pool, *sk = sq + R * D, *sv = sk + ST * BN * D;
+	float* scores = (float*)(sv + ST * BN * D); // [2][R][PITCH], in turns
+	auto at = [](int row, int piece) { return row * D + ((piece ^ (row & 7)) << 3); };
+	for (int e = threadIdx.x; e < R * CH; e += 128) {
+		int r = e / CH, c = e % CH, rr = min(r, rows - 1);
+		copy16(sq + at(r, c), q + (first + rr / group) * qs + (kvh * group + rr % group) * D + c * 8);
+	}
+	auto fetch = [&](int tile, int stage) {
+		if (tile < tiles) {
+#pragma unroll
+			for (int e = threadIdx.x; e < BN * CH; e += 128) {
+				int r = e / CH, c = e % CH, t = min(tile * BN + r, len - 1);
+				i64 b = table[t >> shift];
+				int o = at(r, c) + stage * BN * D;
+				copy16(sk + o, kc + b * kcs + (t & mask) * width + c * 8);
+				copy16(sv + o, vc + b * vcs + (t & mask) * width + c * 8);
+			}
+		}
+		commit();
+	};
+	for (int s = 0; s < ST - 1; s++) fetch(s, s);
+	float acc[D / 32][4], top[2] = { minus_inf(), minus_inf() }, sum[2] = { 0.0f, 0.0f };
+#pragma unroll
+	for (int t = 0; t < D / 32; t++) acc[t][0] = acc[t][1] = acc[t][2] = acc[t][3] = 0.0f;
+	for (int tile = 0, stage = 0; tile < tiles; tile++) {
+		arrived<ST - 2>();
+		__syncthreads(); // all have read the stage that is filled next
+		fetch(tile + ST - 1, stage == 0 ? ST - 1 : stage - 1);
+		const u16 *k = sk + stage * BN * D, *v = sv + stage * BN * D;
+		float part[2][4] = {}, s[BN / 8][4], alpha[2];
+#pragma unroll
+		for (int c = 0; c < D / 16; c++) {
+			u32 a[4], b[4];
+			ldm(a, sq + at(lane & 15, c * 2 + (lane >> 4)));
+			ldm(b, k + at(warp * 16 + (lane & 7) + ((lane >> 4) << 3), c * 2 + ((lane >> 3) & 1)));
+			mma(part[0], a[0], a[1], a[2], a[3], b[0], b[1]);
+			mma(part[1], a[0], a[1], a[2], a[3], b[2], b[3]);
+		}
+		float* all = scores + (tile & 1) * R * PITCH;
+#pragma unroll
+		for (int t = 0; t < 2; t++)
+#pragma unroll
+			for (int h = 0; h < 2; h++) *(float2*)(all + (h * 8 + g) * PITCH + warp * 16 + t * 8 + 2 * j) = float2{ part[t][2 * h], part[t][2 * h + 1] };
+		__syncthreads();
+#pragma unroll
+		for (int t = 0; t < BN / 8; t++)
+#pragma unroll
+			for (int h = 0; h < 2; h++) {
+				float2 x = *(float2*)(all + (h * 8 + g) * PITCH + t * 8 + 2 * j);
+				s[t][2 * h] = x.x, s[t][2 * h + 1] = x.y;
+			}
+		weigh<BN>(s, top, sum, alpha, scale, (tile + 1) * BN > pos0 + 1 ? pos0 : -1, g, tile * BN + 2 * j);
+#pragma unroll
+		for (int t = 0; t < D / 32; t++)
+#pragma unroll
+			for (int e = 0; e < 4; e++) acc[t][e] *= alpha[e / 2];
+#pragma unroll
+		for (int c = 0; c < BN / 16; c++) {
+			u32 a0 = pack(s[2 * c][0], s[2 * c][1]), a1 = pack(s[2 * c][2], s[2 * c][3]);
+			u32 a2 = pack(s[2 * c + 1][0], s[2 * c + 1][1]), a3 = pack(s[2 * c + 1][2], s[2 * c + 1][3]);
+#pragma unroll
+			for (int t = 0; t < D / 64; t++) {
+				u32 b[4];
+				ldm_turned(b, v + at(c * 16 + (lane & 15), (warp * (D / 64) + t) * 2 + (lane >> 4)));
+				mma(acc[2 * t], a0, a1, a2, a3, b[0], b[1]);
+				mma(acc[2 * t + 1], a0, a1, a2, a3, b[2], b[3]);
+			}
+		}
+		if (++stage == ST) stage = 0;
+	}
+#pragma unroll
+	for (int h = 0; h < 2; h++) {
+		float l = sum[h];
+		l += shfl(l, 1), l += shfl(l, 2);
+		const int r = h * 8 + g;
+		if (r >= rows) continue;
+		float f = 1.0f / l;
+		u16* o = y + (first + r / group) * ys + (kvh * group + r % group) * D + warp * (D / 4) + 2 * j;
+#pragma unroll
+		for (int t = 0; t < D / 32; t++) *(u32*)(o + t * 8) = pack(acc[t][2 * h] * f, acc[t][2 * h + 1] * f);
+	}
 }
 
 #endif

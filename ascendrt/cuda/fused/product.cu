@@ -12,19 +12,35 @@ __device__ __forceinline__ void product(const u16* x, i64 xs, const u16* w, i64 
 	const int wm = warp / ACROSS * WM, wn = warp % ACROSS * WN;
 	const int r0 = blockIdx.x * BM, c0 = blockIdx.y * BN, chunks = (k + BK - 1) / BK;
 	u16 *sa = (u16*)pool, *sb = sa + ST * BM * BK;
+	constexpr int NA = BM * CH / T, NB = BN * CH / T; // pieces of 16 bytes that a thread copies for a stage
 	auto at = [](int row, int piece) { return row * BK + ((piece ^ (row & 7)) << 3); }; // as in attend_tall
-	auto fetch = [&](u16* to, const u16* from, i64 stride, int first, int rows, int end, int c) {
+	// A thread's pieces are the same ones of each row and stage.
+	const int piece = threadIdx.x % CH;
+	const u16 *fromA[NA], *fromB[NB];
+	u32 realA = 0, realB = 0;
 #pragma unroll
-		for (int e = threadIdx.x; e < rows * CH; e += T) {
-			int r = e / CH, p = e % CH, d = c * BK + p * 8;
-			copy16_or_zero(to + at(r, p), from + (i64)min(first + r, end - 1) * stride + min(d, k - 8), first + r < end && d < k);
-		}
+	for (int i = 0; i < NA; i++) {
+		int r = r0 + threadIdx.x / CH + i * (T / CH);
+		fromA[i] = x + (i64)min(r, n - 1) * xs + piece * 8;
+		realA |= (u32)(r < n) << i;
+	}
+#pragma unroll
+	for (int i = 0; i < NB; i++) {
+		int r = c0 + threadIdx.x / CH + i * (T / CH);
+		fromB[i] = w + (i64)min(r, m - 1) * ws + piece * 8;
+		realB |= (u32)(r < m) << i;
+	}
+	auto fetch = [&](u16* to, auto& from, u32 real, int c) {
+		const bool in = c * BK + piece * 8 < k;
+#pragma unroll
+		for (int i = 0; i < (int)(sizeof(from) / sizeof(from[0])); i++)
+			copy16_or_zero(to + at(threadIdx.x / CH + i * (T / CH), piece), from[i] + (in ? c * BK : 0), in && (real >> i & 1));
 	};
 	go();
-	for (int s = 0; s < ST - 1 && s < chunks; s++) fetch(sb + s * BN * BK, w, ws, c0, BN, m, s);
+	for (int s = 0; s < ST - 1 && s < chunks; s++) fetch(sb + s * BN * BK, fromB, realB, s);
 	await();
 	for (int s = 0; s < ST - 1; s++) {
-		if (s < chunks) fetch(sa + s * BM * BK, x, xs, r0, BM, n, s);
+		if (s < chunks) fetch(sa + s * BM * BK, fromA, realA, s);
 		commit();
 	}
 	float acc[MT][NT][4];
@@ -38,8 +54,8 @@ __device__ __forceinline__ void product(const u16* x, i64 xs, const u16* w, i64 
 		__syncthreads(); // all have read the stage that is filled next
 		if (c + ST - 1 < chunks) {
 			int next = stage == 0 ? ST - 1 : stage - 1;
-			fetch(sa + next * BM * BK, x, xs, r0, BM, n, c + ST - 1);
-			fetch(sb + next * BN * BK, w, ws, c0, BN, m, c + ST - 1);
+			fetch(sa + next * BM * BK, fromA, realA, c + ST - 1);
+			fetch(sb + next * BN * BK, fromB, realB, c + ST - 1);
 		}
 		commit();
 		const u16 *a = sa + stage * BM * BK, *b = sb + stage * BN * BK;
