@@ -310,10 +310,14 @@ func (f *pointFlags) devices(ctx context.Context) (prefiller, decoder, hardware 
 		}
 		return device
 	}
+	hardware = fmt.Sprintf("%s for P and %s for D of one host, %d CPU cores", name(prefiller), name(decoder), runtime.NumCPU())
 	if prefiller == decoder {
-		return prefiller, decoder, fmt.Sprintf("one %s for P and D, %d CPU cores", name(prefiller), runtime.NumCPU()), nil
+		hardware = fmt.Sprintf("one %s for P and D, %d CPU cores", name(prefiller), runtime.NumCPU())
 	}
-	return prefiller, decoder, fmt.Sprintf("%s for P and %s for D of one host, %d CPU cores", name(prefiller), name(decoder), runtime.NumCPU()), nil
+	if part := os.Getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"); part != "" && b.Name() == "cuda" {
+		hardware += ", each engine on " + part + " % of its multiprocessors (MPS)"
+	}
+	return prefiller, decoder, hardware, nil
 }
 
 // buildCommit is the commit that the build recorded.
