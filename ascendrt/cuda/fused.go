@@ -543,7 +543,7 @@ func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
 		}
 		// As many blocks share a request's keys as there are multiprocessors. Clusters of 4
 		// and 8 do not tile a device's groups of multiprocessors: only where they need no more
-		// than half of it, else as smaller blocks, of which a multiprocessor has two.
+		// than half of it, else as smaller blocks, of which a multiprocessor takes two.
 		keys, groups := table.RowLen()*n.BlockSize, reqs*n.KVHeads
 		most := func(blocks int) (c int) {
 			for c < len(clusters)-1 && groups*clusters[c+1] <= blocks && keys > 64*clusters[c] {
@@ -558,7 +558,7 @@ func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
 		case blocks > d.info.ComputeUnits:
 			k, bytes, threads = rings[c], ringed4, 128
 		case clusters[c] >= 4 && 2*blocks > d.info.ComputeUnits:
-			c = most(2 * d.info.ComputeUnits)
+			c = most(3 * d.info.ComputeUnits / 2)
 			k, bytes, threads = rings[c], ringed4+pushed, 128
 		default:
 			k, bytes = ring[c], max(ringed, shared)

@@ -30,17 +30,23 @@ __device__ __forceinline__ void product(const u16* x, i64 xs, const u16* w, i64 
 		fromB[i] = w + (i64)min(r, m - 1) * ws + piece * 8;
 		realB |= (u32)(r < m) << i;
 	}
-	auto fetch = [&](u16* to, auto& from, u32 real, int c) {
+	auto fetchA = [&](int stage, int c) {
 		const bool in = c * BK + piece * 8 < k;
 #pragma unroll
-		for (int i = 0; i < (int)(sizeof(from) / sizeof(from[0])); i++)
-			copy16_or_zero(to + at(threadIdx.x / CH + i * (T / CH), piece), from[i] + (in ? c * BK : 0), in && (real >> i & 1));
+		for (int i = 0; i < NA; i++)
+			copy16_or_zero(sa + stage * BM * BK + at(threadIdx.x / CH + i * (T / CH), piece), fromA[i] + (in ? c * BK : 0), in && (realA >> i & 1));
+	};
+	auto fetchB = [&](int stage, int c) {
+		const bool in = c * BK + piece * 8 < k;
+#pragma unroll
+		for (int i = 0; i < NB; i++)
+			copy16_or_zero(sb + stage * BN * BK + at(threadIdx.x / CH + i * (T / CH), piece), fromB[i] + (in ? c * BK : 0), in && (realB >> i & 1));
 	};
 	go();
-	for (int s = 0; s < ST - 1 && s < chunks; s++) fetch(sb + s * BN * BK, fromB, realB, s);
+	for (int s = 0; s < ST - 1 && s < chunks; s++) fetchB(s, s);
 	await();
 	for (int s = 0; s < ST - 1; s++) {
-		if (s < chunks) fetch(sa + s * BM * BK, fromA, realA, s);
+		if (s < chunks) fetchA(s, s);
 		commit();
 	}
 	float acc[MT][NT][4];
@@ -54,8 +60,8 @@ __device__ __forceinline__ void product(const u16* x, i64 xs, const u16* w, i64 
 		__syncthreads(); // all have read the stage that is filled next
 		if (c + ST - 1 < chunks) {
 			int next = stage == 0 ? ST - 1 : stage - 1;
-			fetch(sa + next * BM * BK, fromA, realA, c + ST - 1);
-			fetch(sb + next * BN * BK, fromB, realB, c + ST - 1);
+			fetchA(next, c + ST - 1);
+			fetchB(next, c + ST - 1);
 		}
 		commit();
 		const u16 *a = sa + stage * BM * BK, *b = sb + stage * BN * BK;
