@@ -129,6 +129,7 @@ SL_ASSERT(sizeof(sl_ptr) == 8 && sizeof(void *) == 8);
 	X(1, cuFuncSetAttribute, 9000, (sl_func, unsigned, int)) \
 	X(0, cuFuncLoad, 12040, (sl_func)) \
 	X(0, cuFuncGetParamInfo, 12040, (sl_func, size_t, size_t *, size_t *)) \
+	X(0, cuOccupancyMaxActiveClusters, 11070, (int *, sl_func, const struct CUlaunchConfig_st *)) \
 	X(1, cuLaunchKernel, 4000, (sl_func, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, sl_stream, void **, void **)) \
 	X(0, cuLaunchKernelEx, 11060, (const struct CUlaunchConfig_st *, sl_func, void **, void **)) \
 	X(1, cuStreamBeginCapture, 10010, (sl_stream, unsigned)) \
@@ -212,8 +213,9 @@ enum { // numbers of the driver API that we use
 	SL_MEMORY_UNIFIED = 4,
 	SL_IPC_LAZY_PEER = 1,
 	SL_POOL_RELEASE_THRESHOLD = 4,
-	SL_FUNC_MAX_DYNAMIC_SHARED = 8,
+	SL_FUNC_MAX_DYNAMIC_SHARED = 8, SL_FUNC_LARGE_CLUSTERS = 14,
 	SL_ATTR_SM_COUNT = 16, SL_ATTR_CC_MAJOR = 75, SL_ATTR_CC_MINOR = 76, SL_ATTR_SHARED_OPTIN = 97, SL_ATTR_POOLS = 115,
+	SL_LAUNCH_CLUSTER = 4, // attribute: blocks of a cluster, three unsigned numbers
 	SL_LAUNCH_PROGRAMMATIC = 6, // attribute: the launch may start before the one ahead of it has ended
 	SL_LAUNCH_BUFFER_POINTER = 1, SL_LAUNCH_BUFFER_SIZE = 2,
 };

@@ -74,6 +74,8 @@ package cuda
 #cgo nocallback sl_module_func
 #cgo noescape sl_func_shared
 #cgo nocallback sl_func_shared
+#cgo noescape sl_func_clusters
+#cgo nocallback sl_func_clusters
 #cgo noescape sl_replay
 #cgo nocallback sl_replay
 #cgo noescape sl_capture
@@ -462,6 +464,17 @@ func (d *device) funcShared(f funcPtr, n int) error {
 		return d.failed("", &e)
 	}
 	return nil
+}
+
+// funcClusters is how many clusters of so many blocks of a kernel find room at once,
+// on the multiprocessors that this process may use; 0 if the driver cannot tell.
+func (d *device) funcClusters(f funcPtr, width, threads, shared int) (int, error) {
+	var n C.int
+	e := newErr()
+	if C.sl_func_clusters(d.ctx, f, C.unsigned(width), C.unsigned(threads), C.unsigned(shared), &n, &e) != 0 {
+		return 0, d.failed("", &e)
+	}
+	return int(n), nil
 }
 
 // replay submits translated records in one crossing.

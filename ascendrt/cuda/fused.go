@@ -4,6 +4,7 @@ package cuda
 
 import (
 	"embed"
+	"errors"
 	"fmt"
 	"math"
 	wordbits "math/bits"
@@ -414,31 +415,74 @@ func (d *device) attends(typ ascendrt.DType, n ascendrt.AttentionAttr) bool {
 		n.BlockSize&(n.BlockSize-1) == 0 && n.BlockSize >= 16 && group <= 32 && 128%group == 0 && d.desc.cc >= 90
 }
 
-// clusters are how many blocks may share the keys of a request.
-var clusters = []int{1, 2, 4, 8}
-
-// sharing gives the index in clusters for rows of several tokens, per tokens a tile, of
-// requests that see at most so many keys. How many tiles there are the device finds out:
-// the grid has room for the most, and blocks without one end at once. How many share one
-// is chosen by what a step likely is, a prompt beside requests of one token each. Two
-// blocks fit a multiprocessor, and one has at least two tiles of 64 keys.
-func sharing(rows, requests, per, kvHeads, units, keys int) int {
-	likely := max(rows-requests, 0)/per + 1
-	c := 0
-	for c < len(clusters)-1 && likely*kvHeads*clusters[c+1] <= 2*units && keys >= 128*clusters[c+1] {
-		c++
-	}
-	return c
+// sharers is an attention kernel whose clusters share the keys of a request, or of a
+// tile of its rows.
+type sharers struct {
+	k       *kernel
+	width   int // blocks of a cluster
+	threads int // of a block
+	bytes   int // of its shared memory
+	fit     int // clusters that the device has room for at once
 }
 
-// tallAttention is attend_long with so many blocks of threads to a request's keys, and
-// its shared memory.
-func (d *device) tallAttention(n ascendrt.AttentionAttr, blocks int) (k *kernel, bytes int, err error) {
-	bytes = 2 * n.HeadDim * (128 + 4*64)
-	if k, err = d.fast(fmt.Sprintf("attend_long_%d", blocks), attentionModule(n)...); err == nil {
-		err = d.allowShared(k, bytes+64) // and what it has beside
+// widths of the clusters of attention kernels; the last one is for long rows alone, as
+// only large devices have it.
+var widths = []int{1, 2, 4, 8, 16}
+
+// sharers plans an attention kernel.
+func (d *device) sharers(n ascendrt.AttentionAttr, name string, width, threads, bytes int) (sharers, error) {
+	x := sharers{width: width, threads: threads, bytes: bytes}
+	var err error
+	if x.k, err = d.fast(fmt.Sprintf("%s_%d", name, width), attentionModule(n)...); err != nil {
+		return x, err
 	}
-	return k, bytes, err
+	if err = d.allowShared(x.k, bytes+1<<10); err != nil { // and what it has beside
+		return x, err
+	}
+	x.fit, err = d.funcClusters(x.k.fn, width, threads, bytes)
+	if x.fit == 0 && err == nil && width <= 4 {
+		x.fit = d.info.ComputeUnits / width // the driver cannot tell
+	}
+	return x, err
+}
+
+// busiest picks the kernel with the most warps at work among those whose clusters are all
+// there at once: a cluster that finds no room waits for another one to end, and the step
+// for both. Among equals it is the one that uses more of the multiprocessors, unless most
+// are used by less wide ones. Clusters have at least 32 keys a block. nil: none is.
+func busiest(all []sharers, groups, keys, units int) *sharers {
+	var best *sharers
+	warps := func(x *sharers) int { return groups * x.width * x.threads }
+	for i := range all {
+		x := &all[i]
+		switch {
+		case groups > x.fit, x.width > 1 && keys <= 32*x.width:
+		case best == nil, warps(x) > warps(best), warps(x) == warps(best) && 4*groups*best.width < 3*units && x.width > best.width:
+			best = x
+		}
+	}
+	return best
+}
+
+// widest gives the widest of long rows' kernels, per tokens a tile, for requests that see
+// at most so many keys. How many tiles there are the device finds out: the grid has room
+// for the most, and blocks without one end at once. How many share one is chosen by what a
+// step likely is, a prompt beside requests of one token each. A block has at least two
+// tiles of 64 keys.
+func widest(all []sharers, rows, requests, per, kvHeads, keys int) *sharers {
+	likely := max(rows-requests, 0)/per + 1
+	best := &all[0]
+	for i := range all[1:] {
+		if x := &all[1+i]; likely*kvHeads <= x.fit && keys >= 128*x.width {
+			best = x
+		}
+	}
+	return best
+}
+
+// tallAttention is attend_long of a width.
+func (d *device) tallAttention(n ascendrt.AttentionAttr, width int) (sharers, error) {
+	return d.sharers(n, "attend_long", width, 128, 2*n.HeadDim*(128+4*64))
 }
 
 func attentionModule(n ascendrt.AttentionAttr) []string {
@@ -458,7 +502,7 @@ func attentionParams(n ascendrt.AttentionAttr, a []ascendrt.Tensor) (front, back
 func (d *device) planPerRowAttention(s *opState, n ascendrt.AttentionAttr) error {
 	const few, stages = 16, 3 // pairs of a token and a head that are short; tiles of 64 keys in flight
 	group := n.Heads / n.KVHeads
-	tall, tallShared, err := d.tallAttention(n, 1)
+	tall, err := d.tallAttention(n, 1)
 	if err != nil {
 		return err
 	}
@@ -477,7 +521,7 @@ func (d *device) planPerRowAttention(s *opState, n ascendrt.AttentionAttr) error
 			return err
 		}
 		tiles := rows/(128/group) + min(reqs, rows*group/(few+1))
-		return t.overlap(tall, [3]int{tiles, n.KVHeads, 1}, 128, tallShared, append(append(front, uint64(reqs)), append(back, few)...)...)
+		return t.overlap(tall.k, [3]int{tiles, n.KVHeads, 1}, tall.threads, tall.bytes, append(append(front, uint64(reqs)), append(back, few)...)...)
 	}
 	return err
 }
@@ -485,94 +529,64 @@ func (d *device) planPerRowAttention(s *opState, n ascendrt.AttentionAttr) error
 // planFastAttention uses one kernel for short rows, as decodes are, and another
 // for long ones; both where the step may hold both.
 func (d *device) planFastAttention(s *opState, n ascendrt.AttentionAttr) error {
-	group, module := n.Heads/n.KVHeads, attentionModule(n)
+	group := n.Heads / n.KVHeads
 	queries := 1 // of 8 pairs of a token and a head each
-	long := n.MaxQuery == 0 || n.MaxQuery*group > 32
 	for pairs := max(group, n.MaxQuery*group); queries < 4 && 8*queries < pairs; {
 		queries *= 2
 	}
 	few := 8 * queries
-	var short, ring, rings []*kernel
-	// Two tiles of 16 keys and values per warp, and what a cluster pushes.
-	pushed := 4 * (few*n.HeadDim + 2*8*few)
-	ringed := 8*2*2*16*(2*n.HeadDim+40) + pushed
-	ringed4 := 4 * 2 * 2 * 16 * (2*n.HeadDim + 40) // of 4 warps, two or three blocks per multiprocessor
-	shared := 4 * (3*8*few + 2*few + 9*few*n.HeadDim + 2*8*few)
-	for _, c := range clusters {
-		k, err := d.fast(fmt.Sprintf("attend_short_%d_%d", queries, c), module...)
-		if err == nil {
-			err = d.allowShared(k, shared)
-		}
-		if err != nil {
+	pushed := 4 * (few*n.HeadDim + 2*8*few)                                        // what a cluster pushes
+	plainBytes := 4*(3*8*few+2*few+9*few*n.HeadDim) + 4*2*8*few                    // of the kernels without a ring
+	ring := func(warps int) int { return warps * 2 * 2 * 16 * (2*n.HeadDim + 40) } // two tiles of 16 keys and values for each
+	var short, tall []sharers
+	var plain []sharers // of any number of clusters, by width
+	add := func(to *[]sharers, name string, width, threads, bytes int) error {
+		x, err := d.sharers(n, name, width, threads, bytes)
+		*to = append(*to, x)
+		return err
+	}
+	for _, w := range widths[:4] {
+		if err := add(&plain, fmt.Sprintf("attend_short_%d", queries), w, 256, plainBytes); err != nil {
 			return err
 		}
-		short = append(short, k)
 		if queries > 1 {
 			continue
 		}
-		if k, err = d.fast(fmt.Sprintf("attend_ring_%d", c), module...); err == nil {
-			err = d.allowShared(k, ringed+1<<10)
-		}
-		if err != nil {
+		if err := errors.Join(add(&short, "attend_ring", w, 256, max(ring(8)+pushed, plainBytes)), add(&short, "attend_rings", w, 128, ring(4)+pushed*min(w-1, 1))); err != nil {
 			return err
 		}
-		ring = append(ring, k)
-		if k, err = d.fast(fmt.Sprintf("attend_rings_%d", c), module...); err == nil {
-			err = d.allowShared(k, ringed4+pushed)
-		}
-		if err != nil {
-			return err
-		}
-		rings = append(rings, k)
 	}
-	var tall []*kernel
-	var tallShared int
-	for _, c := range clusters {
-		k, bytes, err := d.tallAttention(n, c)
+	if queries > 1 {
+		short = plain
+	}
+	for _, w := range widths {
+		x, err := d.tallAttention(n, w)
+		if err != nil && w > 8 {
+			break
+		}
 		if err != nil {
 			return err
 		}
-		tall, tallShared = append(tall, k), bytes
+		tall = append(tall, x)
 	}
 	s.emit = func(t *translator, _ ascendrt.View, a []ascendrt.Tensor) error {
 		q, table := &a[0], &a[3]
-		reqs := table.Rows()
+		reqs, keys := table.Rows(), table.RowLen()*n.BlockSize
 		front, back, err := attentionParams(n, a)
 		if err != nil {
 			return err
 		}
-		// As many blocks share a request's keys as there are multiprocessors. Clusters of 4
-		// and 8 do not tile a device's groups of multiprocessors: only where they need no more
-		// than half of it, else as smaller blocks, of which a multiprocessor takes two.
-		keys, groups := table.RowLen()*n.BlockSize, reqs*n.KVHeads
-		most := func(blocks int) (c int) {
-			for c < len(clusters)-1 && groups*clusters[c+1] <= blocks && keys > 64*clusters[c] {
-				c++
-			}
-			return c
+		x := busiest(short, reqs*n.KVHeads, keys, d.info.ComputeUnits)
+		if x == nil {
+			x = &plain[0]
 		}
-		c := most(d.info.ComputeUnits)
-		k, bytes, threads := short[c], shared, 256
-		switch blocks := groups * clusters[c]; {
-		case len(ring) == 0 || blocks > 3*d.info.ComputeUnits:
-		case blocks > d.info.ComputeUnits:
-			k, bytes, threads = rings[c], ringed4, 128
-		case clusters[c] >= 4 && 2*blocks > d.info.ComputeUnits:
-			c = most(3 * d.info.ComputeUnits / 2)
-			k, bytes, threads = rings[c], ringed4+pushed, 128
-		default:
-			k, bytes = ring[c], max(ringed, shared)
-		}
-		if err := t.overlap(k, [3]int{clusters[c], n.KVHeads, reqs}, threads, bytes, append(front[:len(front):len(front)], back...)...); err != nil || !long {
+		if err := t.overlap(x.k, [3]int{x.width, n.KVHeads, reqs}, x.threads, x.bytes, append(front[:len(front):len(front)], back...)...); err != nil || n.MaxQuery > 0 && n.MaxQuery*group <= 32 {
 			return err
 		}
 		per := 128 / group
 		tiles := q.Rows()/per + min(reqs, q.Rows()*group/(few+1))
-		if tiles == 0 {
-			return nil
-		}
-		c = sharing(q.Rows(), reqs, per, n.KVHeads, d.info.ComputeUnits, table.RowLen()*n.BlockSize)
-		return t.overlap(tall[c], [3]int{tiles * clusters[c], n.KVHeads, 1}, 128, tallShared, append(append(front, uint64(reqs)), append(back, uint64(few))...)...)
+		x = widest(tall, q.Rows(), reqs, per, n.KVHeads, keys)
+		return t.overlap(x.k, [3]int{tiles * x.width, n.KVHeads, 1}, x.threads, x.bytes, append(append(front, uint64(reqs)), append(back, uint64(few))...)...)
 	}
 	return nil
 }

@@ -487,17 +487,53 @@ func TestFusedAttention(t *testing.T) {
 	}
 }
 
-// A prompt's rows are spread over the device as if requests of one token were not there.
-func TestSharing(t *testing.T) {
-	blocks := func(rows, requests, keys int) int { return clusters[sharing(rows, requests, 64, 8, 132, keys)] }
-	require.Equal(t, 8, blocks(64, 1, 12352))
-	require.Equal(t, 8, blocks(72, 9, 12352))
-	require.Equal(t, 4, blocks(512, 1, 12800))
-	require.Equal(t, 4, blocks(512+32, 33, 12800))
-	require.Equal(t, 1, blocks(2048, 1, 14336), "the prompt alone fills the device")
-	require.Equal(t, 1, blocks(64, 1, 100), "nobody has less than two tiles of keys")
-	require.Equal(t, 2, blocks(64, 1, 300))
-	require.Equal(t, 1, blocks(8, 9, 100), "more requests than rows, as padded ones are")
+// kernelsOf are kernels of which so many clusters of each width fit.
+func kernelsOf(threads int, fit map[int]int) (out []sharers) {
+	for _, w := range widths {
+		if n, ok := fit[w]; ok {
+			out = append(out, sharers{width: w, threads: threads, fit: n})
+		}
+	}
+	return out
+}
+
+// A prompt's rows are spread over the device as if requests of one token were not there,
+// as wide as all clusters of a likely step fit.
+func TestWidest(t *testing.T) {
+	all := kernelsOf(128, map[int]int{1: 264, 2: 132, 4: 62, 8: 30, 16: 14})
+	width := func(rows, requests, keys int) int { return widest(all, rows, requests, 64, 8, keys).width }
+	require.Equal(t, 16, width(64, 1, 12352))
+	require.Equal(t, 16, width(72, 9, 12352))
+	require.Equal(t, 8, width(128, 1, 12352), "two tiles for each of 8 heads")
+	require.Equal(t, 2, width(512, 1, 12800))
+	require.Equal(t, 2, width(512+32, 33, 12800))
+	require.Equal(t, 1, width(2048, 1, 14336), "the prompt alone fills the device")
+	require.Equal(t, 1, width(64, 1, 100), "nobody has less than two tiles of keys")
+	require.Equal(t, 2, width(64, 1, 300))
+	require.Equal(t, 16, width(8, 9, 12352), "more requests than rows, as padded ones are")
+	require.Equal(t, 8, widest(all[:4], 64, 1, 64, 8, 12352).width)
+	all[4].fit = 0
+	require.Equal(t, 8, width(64, 1, 12352), "a device that has no room for 16")
+}
+
+// As many warps as there is room for at once work at the keys of short rows.
+func TestBusiest(t *testing.T) {
+	all := append(kernelsOf(256, map[int]int{1: 132, 2: 66, 4: 30, 8: 14}), kernelsOf(128, map[int]int{1: 396, 2: 132, 4: 62, 8: 30})...)
+	type kind struct{ width, threads int }
+	pick := func(requests, keys int) kind {
+		x := busiest(all, 8*requests, keys, 132)
+		if x == nil {
+			return kind{}
+		}
+		return kind{x.width, x.threads}
+	}
+	for requests, want := range map[int]kind{
+		1: {8, 256}, 2: {8, 128}, 3: {8, 128}, 4: {4, 128}, 8: {2, 256}, 16: {1, 256}, 32: {1, 128}, 49: {1, 128}, 50: {},
+	} {
+		require.Equal(t, want, pick(requests, 4096), "%d requests", requests)
+	}
+	require.Equal(t, kind{1, 256}, pick(1, 64), "few keys")
+	require.Equal(t, kind{4, 256}, pick(1, 200))
 }
 
 // A row of a request has the same bits however many rows come with it, and whatever

@@ -276,3 +276,17 @@ int sl_func_shared(sl_ctx c, sl_func f, int n, sl_err *e) {
 	SL_TRY(cuFuncSetAttribute, f, SL_FUNC_MAX_DYNAMIC_SHARED, n);
 	return 0;
 }
+
+// How many clusters of so many blocks the device has room for at once; 0 if the driver cannot tell.
+int sl_func_clusters(sl_ctx c, sl_func f, unsigned width, unsigned threads, unsigned shared, int *n, sl_err *e) {
+	SL_CTX(c);
+	*n = 0;
+	if (!CU.cuOccupancyMaxActiveClusters) return 0;
+	if (width > 8) SL_TRY(cuFuncSetAttribute, f, SL_FUNC_LARGE_CLUSTERS, 1);
+	struct CUlaunchAttribute_st cluster = { SL_LAUNCH_CLUSTER, { 0 }, { { 0 } } };
+	unsigned dims[3] = { width, 1, 1 };
+	memcpy(cluster.value.bytes, dims, sizeof dims);
+	struct CUlaunchConfig_st l = { width, 1, 1, threads, 1, 1, shared, NULL, &cluster, 1 };
+	SL_TRY(cuOccupancyMaxActiveClusters, n, f, &l);
+	return 0;
+}

@@ -81,6 +81,7 @@ int sl_module_free(sl_ctx c, sl_module m, sl_err *e);
 // sl_module_func also tells the bytes of its parameters, 0 if the driver cannot.
 int sl_module_func(sl_ctx c, sl_module m, const char *name, sl_func *f, uint64_t *params, sl_err *e);
 int sl_func_shared(sl_ctx c, sl_func f, int n, sl_err *e);
+int sl_func_clusters(sl_ctx c, sl_func f, unsigned width, unsigned threads, unsigned shared, int *n, sl_err *e);
 
 // A translated record: kind | payload words << 32, command index | node << 32,
 // six header words, payload. node is 1 + the place in nodes[] for the handle of

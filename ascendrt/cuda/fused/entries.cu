@@ -66,7 +66,7 @@ RINGED(attend_rings_1, 1, 4, 3) RINGED(attend_rings_2, 2, 4, 2) RINGED(attend_ri
 KERNEL __cluster_dims__(CL, 1, 1) __launch_bounds__(128, 2) attend_long_##CL(const u16* q, i64 qs, const u16* kc, i64 kcs, const u16* vc, i64 vcs, \
 	const int* table, i64 tbs, const int* starts, const int* lens, i64 requests, u16* y, i64 ys, i64 kvheads, i64 shift, i64 scale, i64 few) { \
 	attend_tall<HEAD, CL>(q, qs, kc, kcs, vc, vcs, table, tbs, starts, lens, (int)requests, y, ys, (int)kvheads, (int)shift, __uint_as_float((u32)scale), (int)few); }
-TALL(1) TALL(2) TALL(4) TALL(8)
+TALL(1) TALL(2) TALL(4) TALL(8) TALL(16)
 KERNEL __launch_bounds__(128, 2) attend_alike_16(const u16* q, i64 qs, const u16* kc, i64 kcs, const u16* vc, i64 vcs, \
 	const int* table, i64 tbs, const int* starts, const int* lens, u16* y, i64 ys, i64 kvheads, i64 shift, i64 scale) {
 	attend_alike<HEAD, 3>(q, qs, kc, kcs, vc, vcs, table, tbs, starts, lens, y, ys, (int)kvheads, (int)shift, __uint_as_float((u32)scale)); }
