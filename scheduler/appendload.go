@@ -59,7 +59,7 @@ func (s *Scheduler) Propose() Proposal {
 	if g == nil {
 		return Proposal{Cap: math.MaxInt32}
 	}
-	decodes, ahead, context := s.appendLoad()
+	decodes, left, ahead, context := s.appendLoad()
 	wants := WantsNothing
 	if ahead > 0 {
 		wants = WantsAppend
@@ -70,7 +70,13 @@ func (s *Scheduler) Propose() Proposal {
 			context = max(context, int(r.total()))
 		}
 	}
-	return Proposal{Cap: g.cap(decodes, context), Wants: wants}
+	out := Proposal{Cap: g.cap(decodes, context), Wants: wants}
+	if g.holding = wants == WantsAppend && g.waits(left); g.holding {
+		out.Cap = 0
+	} else if wants == WantsNothing {
+		g.held = 0
+	}
+	return out
 }
 
 // SetAgreement binds the next plan to what the ranks of a group have agreed on.
@@ -155,23 +161,27 @@ func (s *Scheduler) localETA(suffix int32) time.Duration {
 	if g == nil {
 		return 0
 	}
-	decodes, ahead, context := s.appendLoad()
-	return g.takes(ahead+int(suffix), decodes, context)
+	decodes, left, ahead, context := s.appendLoad()
+	return g.takes(ahead+int(suffix), decodes, left, context)
 }
 
-// appendLoad is the number of running requests that decode, and the append
-// tokens that are under way with the longest context that they attend to.
-func (s *Scheduler) appendLoad() (decodes, ahead, context int) {
+// appendLoad is the number of running requests that decode and the most steps that one
+// of them may have left, and the append tokens that are under way with the longest
+// context that they attend to.
+func (s *Scheduler) appendLoad() (decodes int, left int32, ahead, context int) {
 	for _, r := range s.running {
 		switch {
 		case !r.chunk:
-			decodes++
+			if n := r.limit - r.total() - r.placeholders; n > 0 { // not all of it is planned
+				decodes++
+				left = max(left, n)
+			}
 		case s.governs(r):
 			ahead += int(r.total() - r.computed)
 			context = max(context, int(r.computed))
 		}
 	}
-	return decodes, ahead, context
+	return decodes, left, ahead, context
 }
 
 // boundWait sets the deadline of an append attempt that has just come.

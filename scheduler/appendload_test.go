@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -51,6 +52,39 @@ func TestAppendsLeaveAShareToArrivals(t *testing.T) {
 		id := d.add(Request{ID: "hit", Prompt: prompt(1, 60), Route: AppendPrefill})
 		require.Equal(t, c.want, d.scheduled(id), "%+v", c)
 	}
+}
+
+// An attempt waits for a step in which nobody decodes, as long as that is sure to come
+// within Quiet steps; a request that may go on for longer is not waited for.
+func TestAppendsWaitForQuiet(t *testing.T) {
+	for _, c := range []struct{ quiet, left, steps int }{{8, 5, 5}, {8, 8, 8}, {8, 9, 0}, {0, 5, 0}} {
+		d := newDecider(t, Config{MaxBatchedTokens: 64, Append: AppendConfig{Enable: true, Governor: &GovernorConfig{Quiet: c.quiet}}})
+		d.turn("s", 1, 16, Local, EndOfTurn)
+		other := d.add(Request{ID: "decodes", Prompt: prompt(2, 8), MaxTokens: c.left + 1})
+		require.EqualValues(t, 8, d.scheduled(other))
+		id := d.add(Request{ID: "hit", Prompt: prompt(1, 60), Route: AppendPrefill})
+		held := 0
+		for d.scheduled(id) == 0 {
+			held++
+			require.LessOrEqual(t, held, c.left, "%+v", c)
+		}
+		require.Equal(t, c.steps, held, "%+v", c)
+	}
+}
+
+// However often others come meanwhile, no attempt waits longer than Quiet steps.
+func TestAppendsWaitForQuietInVain(t *testing.T) {
+	d := newDecider(t, Config{MaxBatchedTokens: 64, MaxNumSeqs: 16, Append: AppendConfig{Enable: true, Governor: &GovernorConfig{Quiet: 8}}})
+	d.turn("s", 1, 16, Local, EndOfTurn)
+	d.scheduled(d.add(Request{ID: "first", Prompt: prompt(2, 8), MaxTokens: 5}))
+	id := d.add(Request{ID: "hit", Prompt: prompt(1, 60), Route: AppendPrefill})
+	held := 0
+	for i := 0; d.scheduled(id) == 0; i++ {
+		held++
+		require.LessOrEqual(t, held, 8)
+		d.add(Request{ID: fmt.Sprint("other ", i), Prompt: prompt(3, 8), MaxTokens: 4})
+	}
+	require.Greater(t, held, 2)
 }
 
 // What the ranks of a group have agreed on binds the next plan alone.

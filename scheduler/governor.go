@@ -27,6 +27,12 @@ type GovernorConfig struct {
 	// attempt that comes next, so that a short suffix is done in one chunk.
 	// Default 4; at least Interval+1.
 	Savings int
+	// Quiet is how many steps attempts may be held back for a step in which nobody
+	// decodes: while all that decode are sure to end within what is left of it, by
+	// their MaxTokens. Such a step takes any chunk and lengthens nobody's answer, which
+	// matters where answers are so short that a mean over many steps says nothing of
+	// one of them. Default 0: attempts are never held back for that.
+	Quiet int
 	// FirstTokens is the cap until enough steps were measured. Default 64.
 	FirstTokens int
 	// MinTokens is the smallest chunk worth a step. Default 32.
@@ -81,6 +87,9 @@ func (c GovernorConfig) validate(bad func(field, format string, args ...any)) {
 	}
 	if c.Savings < 0 || c.Savings > 1000 || c.Savings != 0 && c.Savings <= c.Interval {
 		bad("Governor.Savings", "is %d, must lie in [0, 1000] and above Interval=%d", c.Savings, c.Interval)
+	}
+	if c.Quiet < 0 || c.Quiet > 1000 {
+		bad("Governor.Quiet", "is %d, must lie in [0, 1000]", c.Quiet)
 	}
 	for _, f := range []struct {
 		name string
@@ -138,6 +147,9 @@ type governor struct {
 	cfg   GovernorConfig
 	fit   stepFit
 	since int // steps since the last one with append tokens, of any rank
+
+	held    int  // steps for which attempts were held back for a quiet one
+	holding bool // this step's are
 }
 
 // newGovernor makes a governor, or says what is wrong with the configuration.
@@ -207,17 +219,24 @@ func (g *governor) chunk(decodes, context int) (tokens, interval int) {
 	}
 }
 
-// takes predicts how long so many append tokens take beside so many decodes,
-// with the decode-only steps between their chunks. It is 0 until enough steps
-// were measured.
-func (g *governor) takes(tokens, decodes, context int) time.Duration {
+// waits reports whether attempts are held back where those that decode have at most so
+// many steps left.
+func (g *governor) waits(left int32) bool { return left > 0 && g.held+int(left) <= g.cfg.Quiet }
+
+// takes predicts how long so many append tokens take beside so many decodes, of at
+// most so many steps each: with the decode-only steps between their chunks, or behind
+// those that decode. It is 0 until enough steps were measured.
+func (g *governor) takes(tokens, decodes int, left int32, context int) time.Duration {
 	if !g.learned() {
 		return 0
 	}
 	m := g.fit.model
 	own := m.append(float64(tokens), float64(tokens)*float64(context))
 	steps := 1.0
-	if decodes > 0 {
+	switch {
+	case g.waits(left):
+		steps += float64(left)
+	case decodes > 0:
 		n, interval := g.chunk(decodes, context)
 		chunks := math.Ceil(float64(tokens) / float64(max(n, 1)))
 		steps = (chunks-1)*float64(interval+1) + 1
@@ -230,9 +249,14 @@ func (g *governor) takes(tokens, decodes, context int) time.Duration {
 // the group has append tokens in it.
 func (g *governor) stepped(a Agreement) {
 	if a.Chunk {
-		g.since = 0
-	} else if g.since < math.MaxInt32 {
+		g.since, g.held = 0, 0
+		return
+	}
+	if g.since < math.MaxInt32 {
 		g.since++
+	}
+	if g.holding {
+		g.held++
 	}
 }
 

@@ -88,6 +88,31 @@ func TestGovernorStartsSmall(t *testing.T) {
 	require.EqualValues(t, 64, g.cap(5, 1000), "nothing is known yet")
 }
 
+// Attempts are held back while those that decode end in time, for so many steps at
+// most, and nobody is where nothing decodes.
+func TestGovernorWaitsForQuiet(t *testing.T) {
+	g, err := newGovernor(GovernorConfig{Quiet: 10})
+	require.NoError(t, err)
+	require.False(t, g.waits(0))
+	require.True(t, g.waits(10))
+	require.False(t, g.waits(11))
+	g.holding = true
+	for range 4 {
+		g.stepped(Agreement{})
+	}
+	require.True(t, g.waits(6))
+	require.False(t, g.waits(7), "four of ten are over")
+	g.stepped(Agreement{Chunk: true})
+	require.True(t, g.waits(10), "the next chunk waits anew")
+
+	teach(&g.fit, truth, 300, rand.New(rand.NewSource(4)), plain)
+	own := truth.append(100, 100*8000)
+	require.InEpsilon(t, own+7*truth.decodeOnly(4), g.takes(100, 4, 6, 8000).Seconds(), 0.02, "behind those that decode")
+	off, err := newGovernor(GovernorConfig{})
+	require.NoError(t, err)
+	require.False(t, off.waits(1))
+}
+
 // The mean over a chunk's step and its interval is the target.
 func TestGovernorKeepsTheTarget(t *testing.T) {
 	for _, interval := range []int{NoInterval, 1, 3} {
@@ -162,7 +187,7 @@ func TestRanksAgree(t *testing.T) {
 
 func TestGovernorConfigSaysWhatIsWrong(t *testing.T) {
 	for _, c := range []GovernorConfig{
-		{TargetRatio: 1}, {TargetRatio: math.NaN()}, {TargetTPOT: -1}, {Interval: -2}, {Interval: 5, MaxInterval: 4}, {MinTokens: -1}, {Savings: -1}, {Interval: 5, Savings: 5},
+		{TargetRatio: 1}, {TargetRatio: math.NaN()}, {TargetTPOT: -1}, {Interval: -2}, {Interval: 5, MaxInterval: 4}, {MinTokens: -1}, {Quiet: -1}, {Quiet: 1001}, {Savings: -1}, {Interval: 5, Savings: 5},
 	} {
 		_, err := newGovernor(c)
 		require.Error(t, err, "%+v", c)

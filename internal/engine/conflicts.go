@@ -65,6 +65,7 @@ var (
 	targetMillis  = setting{"target_tpot_ms", guard(func(g AppendGuards) bool { return g.TargetMillis != nil })}
 	targetRatio   = setting{"target_tpot_ratio", guard(func(g AppendGuards) bool { return g.TargetRatio != nil })}
 	decodeSteps   = setting{"decode_steps_between_chunks", guard(func(g AppendGuards) bool { return g.DecodeSteps != nil })}
+	quietSteps    = setting{"quiet_steps", guard(func(g AppendGuards) bool { return g.QuietSteps != nil && *g.QuietSteps != 0 })}
 	maxStepTokens = setting{"max_append_tokens_per_step", guard(func(g AppendGuards) bool { return g.MaxStepTokens != nil })}
 	remoteShare   = setting{"remote_share", guard(func(g AppendGuards) bool { return g.RemoteShare != nil && *g.RemoteShare != 0 })}
 	leaseShare    = setting{"lease_share", guard(func(g AppendGuards) bool { return g.LeaseShare != nil })}
@@ -124,6 +125,7 @@ var conflicts = []struct {
 	{targetMillis, governorOff, ofGovernor},
 	{targetRatio, governorOff, ofGovernor},
 	{decodeSteps, governorOff, ofGovernor},
+	{quietSteps, governorOff, ofGovernor},
 	{maxStepTokens, governorOff, ofGovernor},
 	{remoteShare, governorOff, ofGovernor},
 	{compareRemote, governorOff, "what an attempt takes here is predicted by the governor, which is off"},

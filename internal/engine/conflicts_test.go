@@ -90,6 +90,7 @@ func TestEveryConflictNamesBoth(t *testing.T) {
 		{a: "target_tpot_ms", b: "governor off", transfer: pdConsumer, additional: sched(switchedOn + `,"decoder_append_prefill_guards":{"target_tpot_ms":30}`)},
 		{a: "target_tpot_ratio", b: "governor off", transfer: pdConsumer, additional: withGuards(`"governor":false,"compare_remote_eta":false,"target_tpot_ratio":1.1`)},
 		{a: "decode_steps_between_chunks", b: "governor off", transfer: pdConsumer, additional: withGuards(`"governor":false,"compare_remote_eta":false,"decode_steps_between_chunks":2`)},
+		{a: "quiet_steps", b: "governor off", transfer: pdConsumer, additional: withGuards(`"governor":false,"compare_remote_eta":false,"quiet_steps":4`)},
 		{a: "max_append_tokens_per_step", b: "governor off", transfer: pdConsumer, additional: withGuards(`"governor":false,"compare_remote_eta":false,"max_append_tokens_per_step":64`)},
 		{a: "remote_share", b: "governor off", transfer: pdConsumer, additional: sched(switchedOn + `,"decoder_append_prefill_guards":{"remote_share":0.5}`)},
 		{a: "compare_remote_eta", b: "governor off", transfer: pdConsumer, additional: withGuards(`"governor":false`)},
@@ -132,7 +133,7 @@ func TestSettingsThatGoTogether(t *testing.T) {
 	const multi = `{"kv_connector":"multi","kv_role":"kv_consumer","kv_connector_extra_config":{"connectors":[{"kv_connector":"pd"},
 		{"kv_connector":"offload","kv_connector_extra_config":{"enable_offload_prefix_caching":true,"file_path":"/x","file_bytes":9}}]}}`
 	all := `"min_prefix_tokens":16,"min_prefix_ratio":0,"max_suffix_tokens":64,"max_local_wait_ms":0.5,"compare_remote_eta":true,"governor":true,"target_tpot_ms":30,
-		"decode_steps_between_chunks":0,"max_append_tokens_per_step":32,"remote_share":0.5,"leases":true,"lease_share":1,"host_tier":true`
+		"decode_steps_between_chunks":0,"quiet_steps":8,"max_append_tokens_per_step":32,"remote_share":0.5,"leases":true,"lease_share":1,"host_tier":true`
 	for _, additional := range []string{
 		sched(switchedOn), sched(aGuarded), sched(aGuarded + "," + recomputes), withGuards(all), sched(switchedOn + `,"decoder_append_prefill_guards":{` + all + `}`),
 		withGuards(`"governor":false,"compare_remote_eta":false,"leases":false,"host_tier":false`), sched(recomputes),
@@ -165,6 +166,7 @@ func TestSettingsOutOfRange(t *testing.T) {
 		{`"target_tpot_ratio":0`, "target_tpot_ratio", "is 0, must be above 1"},
 		{`"target_tpot_ratio":1`, "target_tpot_ratio", "is 1, must be above 1"},
 		{`"decode_steps_between_chunks":-1`, "decode_steps_between_chunks", "is -1"},
+		{`"quiet_steps":1001`, "quiet_steps", "is 1001"},
 		{`"max_append_tokens_per_step":0`, "max_append_tokens_per_step", "is 0, must be within 1 to 512"},
 		{`"max_append_tokens_per_step":513`, "max_append_tokens_per_step", "is 513"},
 		{`"remote_share":1`, "remote_share", "is 1, must be within 0 to below 1"},

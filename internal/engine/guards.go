@@ -20,6 +20,7 @@ type AppendGuards struct {
 	TargetMillis  *float64 `json:"target_tpot_ms"`              // mean step time to keep
 	TargetRatio   *float64 `json:"target_tpot_ratio"`           // the same, as a multiple of a decode-only step; above 1
 	DecodeSteps   *int     `json:"decode_steps_between_chunks"` // least steps without append tokens after one with some
+	QuietSteps    *int     `json:"quiet_steps"`                 // steps for which attempts wait for those that decode to end
 	MaxStepTokens *int     `json:"max_append_tokens_per_step"`  // of all attempts together
 	RemoteShare   *float64 `json:"remote_share"`                // of a step's budget, left to requests whose KV comes from a Prefiller; 0 to below 1
 
@@ -56,6 +57,7 @@ func (c Config) appendGuards() scheduler.AppendConfig {
 	if v := out.Governor; v != nil {
 		take(&v.TargetRatio, g.TargetRatio)
 		take(&v.MaxTokens, g.MaxStepTokens)
+		take(&v.Quiet, g.QuietSteps)
 		if ms := g.TargetMillis; ms != nil {
 			v.TargetTPOT = millis(*ms)
 		}
@@ -96,6 +98,7 @@ func (g *AppendGuards) validate(c *Config) []error {
 	whole("min_prefix_tokens", g.MinPrefixTokens, 0, c.MaxModelLen)
 	whole("max_suffix_tokens", g.MaxSuffixTokens, 1, c.MaxModelLen)
 	whole("decode_steps_between_chunks", g.DecodeSteps, 0, 999)
+	whole("quiet_steps", g.QuietSteps, 0, 1000)
 	whole("max_append_tokens_per_step", g.MaxStepTokens, 1, c.MaxTokens)
 	for _, f := range []struct {
 		name string

@@ -13,6 +13,10 @@ import (
 // comparison with the other route, which asks it.
 const ArmNoGovernor = "no_governor"
 
+// ServedQuiet is the governor's Quiet of the guarded arms: their answers have 9 tokens,
+// so that twice that many steps bound the wait for a step in which nobody decodes.
+const ServedQuiet = 18
+
 // Served is an append-prefill experiment on devices whose steps were measured:
 // one Prefiller and one Decoder of one rank, asynchronous.
 type Served struct {
@@ -83,6 +87,7 @@ func (s *Served) cluster(arm string) (ClusterConfig, error) {
 	cfg = Guard(cfg)
 	cfg.Ends = s.Ends
 	a := &cfg.Decode.Scheduler.Append
+	a.Governor.Quiet = ServedQuiet
 	switch arm {
 	case ArmGuarded:
 	case ArmGuardedTier:

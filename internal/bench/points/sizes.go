@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/sluice-serving/sluice/internal/sim"
 	"github.com/sluice-serving/sluice/internal/up"
 )
 
@@ -113,10 +114,10 @@ func (o *Options) cluster(s *setup, variant string) up.Cluster {
 		return c
 	}
 	c.TraceDir = o.Dir
-	c.Profile = "guarded"
+	c.Profile, c.Guards = "guarded", fmt.Sprintf(`{"quiet_steps":%d}`, sim.ServedQuiet)
 	switch variant {
 	case ArmPlain:
-		c.Profile = "plain"
+		c.Profile, c.Guards = "plain", ""
 	case ArmTier:
 		c.Decoder.Transfer = transfer("kv_consumer", o.Extra, s.Host)
 	case ArmNoGovernor:
