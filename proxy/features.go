@@ -29,11 +29,7 @@ func inspect(o *splice.Object, status int) features {
 	f := features{status: status, choices: -1}
 	if raw := o.Raw("choices"); len(raw) > 0 && raw[0] == '[' {
 		f.choices = 0
-		splice.Elements(raw, func(choice []byte) bool {
-			f.choices++
-			f.choice(choice)
-			return true
-		})
+		splice.Records(raw, func() { f.choices++ }, f.choice)
 	}
 	f.typed(o)
 	f.text = f.output
@@ -108,30 +104,29 @@ func (f *features) typed(o *splice.Object) {
 	}
 }
 
-func (f *features) choice(raw []byte) {
-	splice.Each(raw, func(key, value []byte) {
-		switch string(key) {
-		case "text":
-			f.output = f.output || filled(value)
-		case "delta", "message":
-			splice.Each(value, func(key, value []byte) {
-				switch string(key) {
-				case "content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call", "audio":
-					f.output = f.output || filled(value)
-				}
-			})
-		case "token_ids":
-			f.output = f.output || filled(value)
-		case "finish_reason":
-			if s, ok := splice.StringOf(value); ok && f.finishReason == "" {
-				f.finishReason = s
+// choice reads a member of a choice.
+func (f *features) choice(key, value []byte) {
+	switch string(key) {
+	case "text":
+		f.output = f.output || filled(value)
+	case "delta", "message":
+		splice.Each(value, func(key, value []byte) {
+			switch string(key) {
+			case "content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call", "audio":
+				f.output = f.output || filled(value)
 			}
-		case "stop_reason":
-			if s, ok := splice.StringOf(value); ok && f.stopReason == "" {
-				f.stopReason = s
-			}
+		})
+	case "token_ids":
+		f.output = f.output || filled(value)
+	case "finish_reason":
+		if s, ok := splice.StringOf(value); ok && f.finishReason == "" {
+			f.finishReason = s
 		}
-	})
+	case "stop_reason":
+		if s, ok := splice.StringOf(value); ok && f.stopReason == "" {
+			f.stopReason = s
+		}
+	}
 }
 
 // filled reports whether a value is more than null or an empty string, list or object.

@@ -3,12 +3,14 @@ package proxy
 import (
 	"sync"
 
+	"github.com/sluice-serving/sluice/internal/openai"
 	"github.com/sluice-serving/sluice/proxy/splice"
 )
 
 // scratch is memory that one leg after the other uses: of its answer, or of
 // the event at hand. Nothing of it may be kept when the leg is over.
 type scratch struct {
+	events         openai.Reader
 	raw            []byte // a whole answer
 	object         splice.Object
 	usage, details splice.Object // inside of it
@@ -28,7 +30,8 @@ const maxScratch = 256 << 10
 
 // giveBack keeps the memory for the next leg.
 func (s *scratch) giveBack() {
-	if cap(s.raw) <= maxScratch && cap(s.edited) <= maxScratch && cap(s.out) <= maxScratch && cap(s.chunk) <= maxScratch {
+	s.events.Reset(nil, 0)
+	if s.events.Memory() <= maxScratch && cap(s.raw) <= maxScratch && cap(s.edited) <= maxScratch && cap(s.out) <= maxScratch && cap(s.chunk) <= maxScratch {
 		scratches.Put(s)
 	}
 }

@@ -16,7 +16,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluice-serving/sluice/internal/openai"
 	"github.com/sluice-serving/sluice/proxy/route"
 )
 
@@ -183,7 +182,8 @@ func BenchmarkFirstEvent(b *testing.B) {
 				r.x.at = completions
 				r.scratch = takeScratch()
 				r.pattern.forget()
-				ev, err := openai.NewReader(strings.NewReader(text), 0).Next()
+				r.events.Reset(strings.NewReader(text), 0)
+				ev, err := r.events.Next()
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -21,7 +21,8 @@ func isEventStream(contentType string) bool {
 // stream relays an event stream, event by event, as its bytes come. Events are
 // held back until one proves output or ends the answer.
 func (r *relay) stream(resp *wire.Response, w *watch) (res result) {
-	events := openai.NewReader(w, int(min(r.x.p.cfg.MaxAnswer, 1<<30)))
+	events := &r.events
+	events.Reset(w, int(min(r.x.p.cfg.MaxAnswer, 1<<30)))
 	r.pattern.forget()
 	pumped := pumping{r: r, resp: resp, watch: w}
 	defer pumped.end()

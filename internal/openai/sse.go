@@ -55,11 +55,22 @@ type Reader struct {
 // NewReader reads events from src; maxEvent is the limit in bytes of one
 // event, 0 means DefaultMaxEvent.
 func NewReader(src io.Reader, maxEvent int) *Reader {
+	r := new(Reader)
+	r.Reset(src, maxEvent)
+	return r
+}
+
+// Reset begins another stream, as NewReader does, in the memory of the last one. What
+// was given out of that is not valid any more.
+func (r *Reader) Reset(src io.Reader, maxEvent int) {
 	if maxEvent <= 0 {
 		maxEvent = DefaultMaxEvent
 	}
-	return &Reader{src: src, max: maxEvent, first: true}
+	*r = Reader{src: src, max: maxEvent, first: true, buf: r.buf[:0], join: r.join[:0]}
 }
+
+// Memory is what the reader holds, in bytes.
+func (r *Reader) Memory() int { return cap(r.buf) + cap(r.join) }
 
 // Next gives the next event. It gives io.EOF at the end of the stream,
 // io.ErrUnexpectedEOF when the stream ends inside an event, ErrEventTooLong, or

@@ -136,6 +136,37 @@ func TestReaderWaits(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
+// A reader that begins another stream knows nothing of the last one, and needs no
+// memory beside that of the last one.
+func TestReaderBeginsAgain(t *testing.T) {
+	const in = "\xef\xbb\xbfdata: a\ndata: b\n\ndata: half"
+	want, wantErr := readAll(strings.NewReader(in))
+	r := NewReader(strings.NewReader(strings.Repeat("x", 10_000)), 100)
+	_, err := r.Next()
+	require.ErrorIs(t, err, ErrEventTooLong)
+	for range 2 {
+		held := r.Memory()
+		require.GreaterOrEqual(t, held, 4096)
+		r.Reset(strings.NewReader(in), 0)
+		var got []plainEvent
+		for {
+			ev, err := r.Next()
+			if err != nil {
+				require.Equal(t, wantErr, err)
+				break
+			}
+			got = append(got, plainEvent{string(ev.Raw), string(ev.Name), string(ev.Data)})
+		}
+		require.Equal(t, want, got)
+	}
+	src := strings.NewReader("data: a\n\n")
+	require.Zero(t, testing.AllocsPerRun(10, func() {
+		src.Reset("data: a\n\n")
+		r.Reset(src, 0)
+		_, _ = r.Next()
+	}))
+}
+
 func FuzzReader(f *testing.F) {
 	f.Add([]byte("data: a\r\n\r\nevent: x\ndata\n\n"))
 	f.Add([]byte("\xef\xbb\xbf:\r\r\n\n"))

@@ -196,6 +196,33 @@ func Elements(array []byte, visit func(raw []byte) bool) {
 	}
 }
 
+// Records calls begin with each element of a checked JSON array, and visit with each
+// member of those that are objects, as Each does, in one pass. Anything but an array
+// has no elements.
+func Records(array []byte, begin func(), visit func(key, value []byte)) {
+	s := scanner{src: array}
+	if s.peek() != '[' {
+		return
+	}
+	s.pos++
+	for c := s.peek(); c != ']' && c != 0; c = s.peek() {
+		begin()
+		var err error
+		if c == '{' {
+			err = s.members(1, func(k span, _ bool, v span) error {
+				visit(array[k.start+1:k.end-1], array[v.start:v.end])
+				return nil
+			})
+		} else {
+			err = s.value(0)
+		}
+		if err != nil || s.peek() != ',' {
+			return
+		}
+		s.pos++
+	}
+}
+
 // Field is a member of a checked JSON object, found without noting the others;
 // of duplicates the first. Nil when there is none or the value is no object.
 func Field(object []byte, key string) []byte {

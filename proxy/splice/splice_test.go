@@ -143,6 +143,21 @@ func objectText(t *rapid.T, depth int) string {
 	return sp + "{" + strings.Join(parts, ",") + sp + "}" + sp
 }
 
+// Records sees what Elements and Each see.
+func TestRecords(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		raw := []byte(strings.TrimSpace(jsonValue(3).Draw(t, "value")))
+		var want, got []string
+		Elements(raw, func(element []byte) bool {
+			want = append(want, "element")
+			Each(element, func(k, v []byte) { want = append(want, string(k)+"="+string(v)) })
+			return true
+		})
+		Records(raw, func() { got = append(got, "element") }, func(k, v []byte) { got = append(got, string(k)+"="+string(v)) })
+		require.Equal(t, want, got, "%s", raw)
+	})
+}
+
 // TestEditsAgainstMap compares edits with the same edits of a decoded map, and
 // asks that the values not edited are the same bytes in the same order.
 func TestEditsAgainstMap(t *testing.T) {
