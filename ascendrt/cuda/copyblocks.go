@@ -18,6 +18,7 @@ import (
 
 const (
 	blocksUnits = math.MaxInt32 // of one launch
+	blocksPart  = 16 << 10      // bytes of a unit within device memory, where each has a block of threads to itself
 	rowsPitch   = math.MaxInt32 // bytes from one row to the next at most, of a copy of rows
 	rowsLargest = 512 << 10     // bytes of a copy of rows, so that others get in between
 )
@@ -145,16 +146,17 @@ func (b *blockCopy) parts(part uint64) uint64 {
 
 // blockKernel launches the kernel. It reports false without one, or where there is too much for it.
 func (t *translator) blockKernel(b *blockCopy) (bool, error) {
-	k, way := t.d.blocksKernel(), usualWay
+	k := t.d.blocksKernel()
 	if k == nil {
 		return false, nil
 	}
-	if b.width == 0 && !b.host {
-		if way = t.d.lists.way; t.d.lists.another != nil {
-			k = t.d.lists.another
+	part, groups := uint64(listPart), uint64(b.width) // blocks of threads, which take units in turn
+	if groups == 0 {
+		part, groups = blocksPart, blocksUnits
+		if b.host { // where fewer are enough
+			part, groups = listPart, uint64(max(1, 2*t.d.info.ComputeUnits))
 		}
 	}
-	part := uint64(way.part)
 	parts := b.parts(part)
 	if parts > blocksUnits/uint64(b.count())/uint64(len(b.pairs)) {
 		return false, nil
@@ -164,19 +166,8 @@ func (t *translator) blockKernel(b *blockCopy) (bool, error) {
 		return false, nil
 	}
 	copy(table[copy(table, b.regions):], b.pairs)
-	width := uint64(b.width)
-	if width == 0 {
-		width = uint64(way.groups * max(1, t.d.info.ComputeUnits))
-	}
-	units := (parts*uint64(b.count())*uint64(len(b.pairs)) + uint64(way.takers()) - 1) / uint64(way.takers())
-	if width > 0 {
-		units = min(units, width)
-	}
-	params := []uint64{t.send(table), uint64(b.count()), uint64(len(b.pairs)), parts, part}
-	if way.warps > 0 {
-		params = append(params, uint64(way.stages))
-	}
-	return true, t.launch(k, [3]int{int(units), 1, 1}, way.threads(), way.shared(), params...)
+	grid := [3]int{int(min(parts*uint64(b.count())*uint64(len(b.pairs)), groups)), 1, 1}
+	return true, t.launch(k, grid, listThreads, 0, t.send(table), uint64(b.count()), uint64(len(b.pairs)), parts, part)
 }
 
 // blockRuns leaves the copies to the copy engine: neighbours as one, or a block's parts

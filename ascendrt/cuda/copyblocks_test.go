@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -154,32 +153,43 @@ func TestCopyBlocks(t *testing.T) {
 	}
 }
 
-// Every other way copies the same bytes as the usual one; what it is not for is copied as usual.
-func TestWaysToCopyBlocks(t *testing.T) {
-	for _, way := range []string{
-		"copy_blocks:0:8", "copy_blocks:7:64", "copy_once", "copy_once:4:16", "copy_bulk:1:4:4:2", "copy_bulk:0:1:1:2", "copy_bulk:64:1:8:7", "copy_bulk:3:16:1:3",
-	} {
-		t.Run(way, func(t *testing.T) {
-			t.Setenv(blocksWays, way)
-			b := newBlockBench(t, false)
-			require.Equal(t, !strings.HasPrefix(way, "copy_blocks"), b.d.lists.another != nil)
-			for _, c := range []struct{ regions, blocks, bytes, dst, src int }{
-				{4, 48, 1024, 1024, 1024}, {2, 5, 2*listPart + 16*7, 2*listPart + 16*7, 2*listPart + 16*9}, {3, 20, 1013, 1024, 1040}, {3, 20, 3, 16, 32},
-				{2, 4, listPart + 5, listPart + 16, listPart + 32}, {57, 3, 48, 64, 48}, {40, 1, 4096, 4096, 4096},
-			} {
-				r := b.regions(c.regions, c.blocks, c.bytes, c.dst, c.src, 0)
-				r[0].Bytes = min(16, c.bytes) // a region whose blocks have fewer parts
-				for _, width := range []int{0, 3} {
-					b.run(&ascendrt.BlockCopy{Regions: r, Dst: b.permutation(c.blocks), Src: b.permutation(c.blocks), By: ascendrt.CopyByUnits, Width: width})
-				}
-			}
-		})
+// Regions may have blocks of different sizes: of some there are fewer parts.
+func TestCopyBlocksOfDifferentSizes(t *testing.T) {
+	b := newBlockBench(t, false)
+	r := b.regions(4, 5, 2*listPart+16*7, 2*listPart+16*7, 2*listPart+16*9, 0)
+	r[0].Bytes, r[1].Bytes, r[2].Bytes = 16, blocksPart, 3*blocksPart+5
+	for _, width := range []int{0, 3} {
+		b.run(&ascendrt.BlockCopy{Regions: r, Dst: b.permutation(5), Src: b.permutation(5), By: ascendrt.CopyByUnits, Width: width})
 	}
-	t.Run("to the host", func(t *testing.T) {
-		t.Setenv(blocksWays, "copy_bulk:1:4:4:2")
-		b := newBlockBench(t, true)
-		b.run(&ascendrt.BlockCopy{Regions: b.regions(4, 16, 4096, 4096, 4096, 0), Dst: b.permutation(16), Src: b.permutation(16), By: ascendrt.CopyByUnits})
-	})
+}
+
+// Within device memory each part of a block has threads to itself, unless a width is asked.
+func TestThreadsForBlocks(t *testing.T) {
+	const blocks, bytes = 16, 40 << 10
+	for _, c := range []struct {
+		host                bool
+		width, groups, part int
+	}{
+		{false, 0, 3 * 4 * blocks, blocksPart}, {false, 7, 7, listPart}, {false, 1000, 2 * 4 * blocks, listPart},
+		{true, 0, 0, listPart}, {true, 7, 7, listPart},
+	} {
+		b := newBlockBench(t, c.host)
+		if c.groups == 0 {
+			c.groups = min(2*b.d.Info().ComputeUnits, 2*4*blocks)
+		}
+		var cmd ascendrt.Commands
+		cmd.CopyBlocks(&ascendrt.BlockCopy{Regions: b.regions(4, blocks, bytes, bytes, bytes, 0), Dst: identity(blocks), Src: b.permutation(blocks), By: ascendrt.CopyByUnits, Width: c.width})
+		tr := new(translator)
+		tr.reset(b.d, b.s.(*stream), base.Submitting)
+		_, err := tr.translate(&cmd)
+		require.NoError(t, err)
+		const params = 5
+		launch := tr.Words[len(tr.Words)-recWords-params:]
+		require.EqualValues(t, recLaunch, uint32(launch[0]))
+		require.EqualValues(t, c.groups, uint32(launch[3]), "%+v", c)
+		require.EqualValues(t, c.part, tr.Words[len(tr.Words)-1], "%+v", c)
+		tr.endLists(ascendrt.Point{})
+	}
 }
 
 // A table of more than a small copy's bytes goes to the device as any other copy.
@@ -191,71 +201,21 @@ func TestCopyBlocksOfALongPrompt(t *testing.T) {
 	}
 }
 
-// The best way is the usual one where it cannot be.
-func TestBestWay(t *testing.T) {
-	was := bestWay
-	t.Cleanup(func() { bestWay = was })
-	t.Setenv(blocksWays, "")
-	for name, c := range map[string]struct {
-		way   blocksWay
-		usual bool
-	}{
-		"as before":               {usualWay, true},
-		"another kernel":          {blocksWay{kernel: "copy_once", groups: 4, part: 16 << 10}, false},
-		"through shared memory":   {blocksWay{kernel: "copy_bulk", groups: 1, part: 4 << 10, warps: 4, stages: 2}, false},
-		"no such kernel":          {blocksWay{kernel: "copy_slowly", groups: 1, part: 4 << 10}, true},
-		"too little of it by far": {blocksWay{kernel: "copy_bulk", groups: 1, part: 1 << 20, warps: 4, stages: 2}, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			bestWay = c.way
-			b := newBlockBench(t, false)
-			for range 2 {
-				b.run(&ascendrt.BlockCopy{Regions: b.regions(4, 16, 4096, 4096, 4096, 0), Dst: identity(16), Src: b.permutation(16)})
-				b.run(&ascendrt.BlockCopy{Regions: b.regions(4, 16, 4096, 4096, 4096, 0), Dst: identity(16), Src: b.permutation(16), By: ascendrt.CopyByUnits, Width: 3})
-			}
-			if c.usual {
-				require.Nil(t, b.d.lists.another)
-				require.Equal(t, usualWay, b.d.lists.way)
-				return
-			}
-			require.NotNil(t, b.d.lists.another)
-			require.Equal(t, c.way, b.d.lists.way)
-		})
-	}
-}
-
-func TestWayRefused(t *testing.T) {
-	for _, way := range []string{
-		"copy_slowly", "copy_blocks:", "copy_blocks:1:2:3", "copy_blocks:65", "copy_blocks:-1", "copy_blocks:1:0", "copy_once:1:1025", "copy_bulk:1:16:9:2", "copy_bulk:1:16:1:1",
-		"copy_bulk:1:16:1:17", "copy_bulk:1:16:1:3:1", "copy_bulk:x",
-	} {
-		t.Setenv(blocksWays, way)
-		_, err := Backend{}.Open(0, ascendrt.OpenOptions{})
-		require.ErrorIs(t, err, ascendrt.ErrInvalid, way)
-		require.ErrorContains(t, err, way)
-	}
-	if emulated {
-		t.Setenv(blocksWays, "copy_bulk:1:16:8:16") // more shared memory than there is
-		_, err := Backend{}.Open(0, ascendrt.OpenOptions{})
-		require.Error(t, err)
-	}
-	t.Setenv(blocksWays, "")
-	newBlockBench(t, false).run(&ascendrt.BlockCopy{})
-}
-
 // The layers of one block of a host tier lie within each other's strides, and compute
 // units reach that memory too.
 func TestCopyBlocksToTheHost(t *testing.T) {
 	b := newBlockBench(t, true)
 	const regions, blocks, bytes = 6, 20, 4096 + 16
 	for _, by := range []ascendrt.CopyBy{ascendrt.CopyByDevice, ascendrt.CopyByUnits, ascendrt.CopyByEngine} {
-		c := &ascendrt.BlockCopy{By: by, Width: 2, Dst: b.permutation(blocks), Src: b.permutation(blocks)}
+		c := &ascendrt.BlockCopy{By: by, Dst: b.permutation(blocks), Src: b.permutation(blocks)}
 		for i := range regions {
 			c.Regions = append(c.Regions, ascendrt.BlockRegion{
 				Dst: b.to.Slice(i*bytes, b.to.Len-i*bytes), DstStride: regions * bytes,
 				Src: b.from.Slice(i*blocks*bytes, blocks*bytes), SrcStride: bytes, Bytes: bytes,
 			})
 		}
+		b.run(c)
+		c.Width = 2
 		b.run(c)
 		var cmd ascendrt.Commands
 		cmd.CopyBlocks(c)

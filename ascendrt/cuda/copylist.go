@@ -48,10 +48,6 @@ type copyLists struct {
 	small   atomic.Pointer[kernel] // of one small piece
 	blocks  atomic.Pointer[kernel] // of blocks of regions
 
-	way     blocksWay // of blocks within device memory for which no width is asked; constant once the kernels are loaded
-	another *kernel   // likewise; nil: blocks
-	ways    kernels   // its program
-
 	mu    sync.Mutex
 	inUse []usedList
 	free  []usedList // ready for the next ones
@@ -147,7 +143,6 @@ func (d *device) wantLists() {
 				small, err = d.lists.program.load(d, p, "copy_small")
 			}
 			if err == nil {
-				d.wantWay()
 				d.lists.small.Store(small)
 				d.lists.blocks.Store(blocks)
 				d.lists.kernel.Store(list)

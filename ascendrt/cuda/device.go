@@ -101,9 +101,6 @@ func (Backend) Open(ordinal int, o ascendrt.OpenOptions) (ascendrt.Device, error
 	if err == nil {
 		err = d.signalTrial()
 	}
-	if err == nil {
-		err = d.chooseWay()
-	}
 	if err != nil {
 		return nil, errors.Join(err, d.Close(context.Background()))
 	}
@@ -179,7 +176,6 @@ func (d *device) giveBack(streams []*stream) error {
 	d.blas.close(d)
 	d.kernels.close(d)
 	d.lists.program.close(d)
-	d.lists.ways.close(d)
 	d.fused.close(d)
 	for _, s := range streams {
 		s.freed = true

@@ -30,12 +30,7 @@
 // by itself; and so is a copy of up to 64 KiB to or from pinned memory, as what a step
 // uploads and downloads must not wait for the large copies of others. What these kernels
 // take as lists is put into device memory ahead of them, unless
-// SLUICE_CUDA_PINNED_LISTS leaves it in pinned memory for comparison. Likewise
-// SLUICE_CUDA_COPY_BLOCKS names another way to copy blocks, for devices that are opened
-// then: kernel[:groups[:KiB]], where copy_blocks is the usual kernel, copy_once hints that
-// nothing is looked at again and copy_bulk[:groups[:KiB[:warps:stages]]] copies through
-// shared memory (copyways.cu); groups of threads for each multiprocessor, 0 for one for
-// each part of so many KiB.
+// SLUICE_CUDA_PINNED_LISTS leaves it in pinned memory for comparison.
 //
 // A sticky fault (an illegal address, a trap, an ECC error) loses the device:
 // the driver answers every later call of the process with the same error, so

@@ -4,4 +4,3 @@
 #define SLUICE_CUDA_EMU 1
 #include "../kernels.cu"
 #include "../copylist.cu"
-#include "../copyways.cu"

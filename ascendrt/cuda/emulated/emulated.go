@@ -38,7 +38,7 @@ func Build() (string, error) {
 		return "", err
 	}
 	h := sha256.New()
-	for _, f := range append(sources, filepath.Join(root, "kernels.cu"), filepath.Join(root, "copylist.cu"), filepath.Join(root, "copyways.cu"), filepath.Join(root, "abi.h"), self) {
+	for _, f := range append(sources, filepath.Join(root, "kernels.cu"), filepath.Join(root, "copylist.cu"), filepath.Join(root, "abi.h"), self) {
 		data, err := os.ReadFile(f)
 		if err != nil {
 			return "", err

@@ -2,7 +2,6 @@ package ipc
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -27,8 +26,6 @@ type Near struct {
 	beacon ascendrt.Buffer
 	lanes  [lanes]lane // of the neighbours in turn
 
-	streams []ascendrt.Stream // of the lanes in turn
-
 	mu        sync.Mutex
 	prepared  atomic.Int64        // ns
 	met       int                 // neighbours so far
@@ -40,10 +37,6 @@ type Near struct {
 // small pieces preparing them takes longer than the copies do.
 const lanes = 4
 
-// defaultStreams lets the copies of as many neighbours share the device. On one stream
-// they would be made one after the other.
-const defaultStreams = lanes
-
 type lane struct {
 	mu       sync.Mutex
 	stream   ascendrt.Stream
@@ -54,9 +47,8 @@ type lane struct {
 
 // Options say how a device copies. The zero value is its own choice.
 type Options struct {
-	By      ascendrt.CopyBy
-	Width   int // see ascendrt.BlockCopy
-	Streams int // that copies are made on, of several neighbours in turn; at most and by default 4
+	By    ascendrt.CopyBy
+	Width int // see ascendrt.BlockCopy
 }
 
 var (
@@ -88,18 +80,10 @@ func NewWith(dev ascendrt.Device, how Options) (*Near, error) {
 	n := &Near{dev: dev, how: how, blocks: caps.BlockCopy, processes: map[string]*process{}}
 	n.self = card{Version: cardVersion, Host: host, Backend: caps.Backend, Device: info.UUID}
 	rand.Read(n.self.Process[:]) // never fails
-	if how.Streams < 0 || how.Streams > lanes {
-		return nil, fmt.Errorf("ipc: %d streams, want at most %d", how.Streams, lanes)
-	}
-	for range cmp.Or(how.Streams, defaultStreams) {
-		s, err := dev.NewStream(ascendrt.StreamOptions{Role: "kv ipc"})
-		if err != nil {
+	for i := range n.lanes {
+		if n.lanes[i].stream, err = dev.NewStream(ascendrt.StreamOptions{Role: "kv ipc"}); err != nil {
 			return nil, errors.Join(fmt.Errorf("ipc: %w", err), n.Close())
 		}
-		n.streams = append(n.streams, s)
-	}
-	for i := range n.lanes {
-		n.lanes[i].stream = n.streams[i%len(n.streams)]
 	}
 	if err := n.light(); err != nil {
 		err = errors.Join(err, n.Close())
@@ -251,8 +235,10 @@ func (n *Near) Close() error {
 		errs = append(errs, p.close())
 	}
 	clear(n.processes)
-	for _, s := range n.streams {
-		errs = append(errs, s.Close())
+	for i := range n.lanes {
+		if s := n.lanes[i].stream; s != nil {
+			errs = append(errs, s.Close())
+		}
 	}
 	if n.beacon != nil {
 		errs = append(errs, n.beacon.FreeAfter(ascendrt.Point{}))

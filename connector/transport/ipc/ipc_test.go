@@ -341,29 +341,6 @@ func TestFetchBlocks(t *testing.T) {
 	}
 }
 
-// All lanes may share a stream; there are no more streams than lanes.
-func TestStreams(t *testing.T) {
-	dev := openDevice(t)
-	before := dev.Live().Streams
-	for n, want := range map[int]int{0: defaultStreams, 1: 1, 3: 3, lanes: lanes} {
-		x, err := NewWith(dev, Options{Streams: n})
-		require.NoError(t, err)
-		require.Equal(t, before+want, dev.Live().Streams)
-		used := map[ascendrt.Stream]bool{}
-		for i := range x.lanes {
-			used[x.lanes[i].stream] = true
-		}
-		require.Len(t, used, want)
-		require.NoError(t, x.Close())
-		require.Equal(t, before, dev.Live().Streams)
-	}
-	for _, n := range []int{-1, lanes + 1} {
-		_, err := NewWith(dev, Options{Streams: n})
-		require.ErrorContains(t, err, "streams")
-		require.Equal(t, before, dev.Live().Streams)
-	}
-}
-
 // Copies from one process go on while memory of another one is imported.
 func TestImportsHoldUpTheirProcessAlone(t *testing.T) {
 	dev := openDevice(t)

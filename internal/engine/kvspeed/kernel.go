@@ -5,58 +5,27 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"time"
 
 	"github.com/sluice-serving/sluice/ascendrt"
 )
 
-// waysEnv names the way in which a device of the cuda backend that is opened then copies blocks.
-const waysEnv = "SLUICE_CUDA_COPY_BLOCKS"
-
-// usualWays are those worth comparing on an H200.
-const usualWays = "copy_blocks:2:32,copy_blocks:4:32,copy_blocks:8:32,copy_blocks:0:32,copy_blocks:4:16,copy_blocks:8:16,copy_blocks:0:16," +
-	"copy_once:2:32,copy_once:4:32,copy_once:8:16,copy_once:0:32,copy_bulk:1:16:4:3,copy_bulk:1:8:8:3,copy_bulk:2:8:4:3,copy_bulk:1:32:2:3,copy_bulk:1:32:1:6"
-
-// kernels measures the copy of a prompt by itself, without another process: by each way,
-// against one large copy, both by the device's clock.
-func kernels(ctx context.Context, o options, s kvShape, out io.Writer) (err error) {
-	ways := splitList(o.kernels)
-	if len(ways) == 0 {
-		return fmt.Errorf("no way to copy in %q", o.kernels)
-	}
+// kernels measures the copy of a prompt by itself, without another process, against one
+// large copy, both by the device's clock.
+func kernels(ctx context.Context, dev ascendrt.Device, o options, s kvShape, out io.Writer) error {
 	peers, err := peerDevices(ctx, o)
 	if err != nil {
 		return err
 	}
-	before, set := os.LookupEnv(waysEnv)
-	defer func() {
-		if !set {
-			err = errors.Join(err, os.Unsetenv(waysEnv))
-		} else {
-			err = errors.Join(err, os.Setenv(waysEnv, before))
-		}
-	}()
-	for _, way := range ways {
-		if err := os.Setenv(waysEnv, way); err != nil {
-			return err
-		}
-		for _, peer := range peers {
-			if err := kernelBy(ctx, o, s, peer, way, out); err != nil {
-				return fmt.Errorf("%s from %s: %w", way, peer, err)
-			}
+	for _, peer := range peers {
+		if err := kernelFrom(ctx, dev, o, s, peer, out); err != nil {
+			return fmt.Errorf("from %s: %w", peer, err)
 		}
 	}
 	return nil
 }
 
-// kernelBy measures one way on a device that is opened for it.
-func kernelBy(ctx context.Context, o options, s kvShape, peer, way string, out io.Writer) (err error) {
-	dev, err := open(o.device)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, dev.Close(ctx)) }()
+func kernelFrom(ctx context.Context, dev ascendrt.Device, o options, s kvShape, peer string, out io.Writer) (err error) {
 	to, err := newPool(dev, s)
 	if err != nil {
 		return err
@@ -118,7 +87,7 @@ func kernelBy(ctx context.Context, o options, s kvShape, peer, way string, out i
 			raw = append(raw, rate(s.total(), took))
 		}
 	}
-	with := fmt.Sprintf("%s from %s by %s", o.device, peer, way)
+	with := fmt.Sprintf("%s from %s", o.device, peer)
 	line(out, "plain copy by itself", with, raw, nil, "GB/s")
 	line(out, "kernel by itself of a row", with, row, raw, "GB/s")
 	line(out, "kernel by itself of scattered blocks", with, scattered, raw, "GB/s")

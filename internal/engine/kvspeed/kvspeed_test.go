@@ -40,7 +40,7 @@ func TestMeasures(t *testing.T) {
 	var out bytes.Buffer
 	o := options{
 		device: "cuda:0", model: "tiny", parts: "pull,kernel,host,decode", tokens: 256, block: 16, repeat: 2, batch: 2, context: 16, steps: 2, rounds: 1,
-		pulls: "blocks,answers,claims,units:3:1,engine,pieces", kernels: "copy_blocks:2:32,copy_once:0:1,copy_bulk:1:1:4:3", tiers: "auto,staged:4:1:2:1:64,direct,engine,pieces", traffic: "both,save,restore", at: 5, inflight: "1,3", series: 5,
+		pulls: "blocks,answers,claims,units:3,engine,pieces", tiers: "auto,staged:4:1:2:1:64,direct,engine,pieces", traffic: "both,save,restore", at: 5, inflight: "1,3", series: 5,
 	}
 	require.NoError(t, run(t.Context(), o, &out))
 	seen := map[string]int{}
@@ -70,7 +70,7 @@ func TestMeasures(t *testing.T) {
 		"plain copy": 2, "pull of a row": 12, "pull of scattered blocks": 12, "pull of scattered blocks: preparation of copies": 12,
 		"pull of a row: ahead of the first copy": 12, "pull of a row: of that for the lease": 12, "pull of a row: of that for the answer": 12,
 		"pull of a row: behind the last copy": 12,
-		"plain copy by itself":                6, "kernel by itself of a row": 6, "kernel by itself of scattered blocks": 6, "kernel by itself of one block": 6,
+		"plain copy by itself":                2, "kernel by itself of a row": 2, "kernel by itself of scattered blocks": 2, "kernel by itself of one block": 2,
 		"plain copy to the host": 5, "save": 5, "save of a row": 5, "plain copy from the host": 5, "restore": 5, "restore: preparation": 5,
 		"decode step without copies": 16, "decode step while copying": 16, "decode step slower by": 16, "submission of a step while copying": 16, "copied meanwhile": 16,
 	} {
@@ -109,9 +109,7 @@ func TestRefusesOptions(t *testing.T) {
 		"at once":        func(o *options) { o.inflight = "1,0" },
 		"way to pull":    func(o *options) { o.pulls = "blocks,fast" },
 		"width":          func(o *options) { o.pulls = "units:-1" },
-		"numbers":        func(o *options) { o.pulls = "units:1:2:3" },
-		"no way to copy": func(o *options) { o.parts, o.kernels = "kernel", "," },
-		"way to copy":    func(o *options) { o.parts, o.kernels = "kernel", "copy_slowly" },
+		"numbers":        func(o *options) { o.pulls = "units:1:2" },
 		"no way to pull": func(o *options) { o.pulls = "," },
 		"way to save":    func(o *options) { o.parts, o.tiers = "host", "Way(9)" },
 		"no way to save": func(o *options) { o.parts, o.tiers = "decode", "" },

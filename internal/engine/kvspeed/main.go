@@ -6,8 +6,7 @@
 //     by each variant, and where the time went: ahead of the first copy (for the lease,
 //     for the answer to the request), the preparation, the copies, behind the last one;
 //     with -inflight also series of pulls, several at once
-//   - kernel: what the device takes for the copies of such a pull alone, by each way that it
-//     knows, against one large copy
+//   - kernel: what the device takes for the copies of such a pull alone, against one large copy
 //   - host: saves and restores of the host tier against one large pinned copy, by each
 //     variant
 //   - decode: the time of a decode step, and of its submission, while blocks are saved
@@ -41,7 +40,7 @@ import (
 
 type options struct {
 	device, peers, model, parts           string
-	pulls, inflight, kernels              string
+	pulls, inflight                       string
 	tiers, traffic                        string
 	tokens, block, repeat, batch, context int
 	steps, rounds, at, series             int
@@ -60,10 +59,9 @@ func main() {
 	flag.StringVar(&o.peers, "peers", "", "devices of the other process, separated by commas; empty: the same one, and the next one if there is one")
 	flag.StringVar(&o.model, "model", "qwen3-0.6b", "shape")
 	flag.StringVar(&o.parts, "parts", "pull,host,decode", "what is measured: pull, kernel, host, decode")
-	flag.StringVar(&o.pulls, "pulls", "blocks,answers,claims,units,engine,pieces", "variants of pull: blocks (the device's choice), answers (the same, and no copy ahead of the answer), claims (the same without tickets), units, engine, pieces, each "+pullNumbers+", 0 for the default")
+	flag.StringVar(&o.pulls, "pulls", "blocks,answers,claims,units,engine,pieces", "variants of pull: blocks (the device's choice), answers (the same, and no copy ahead of the answer), claims (the same without tickets), units[:width], engine, pieces")
 	flag.StringVar(&o.inflight, "inflight", "", "also pulls so many prompts at once, by each variant; several by commas, as 1,2,4,8")
 	flag.IntVar(&o.series, "series", 16, "pulls of one series of several at once")
-	flag.StringVar(&o.kernels, "kernels", usualWays, "ways of kernel, as of "+waysEnv+": kernel[:groups of threads for each multiprocessor, 0 for one for each part[:KiB of a part]], and of copy_bulk [:warps:stages of each]")
 	flag.StringVar(&o.tiers, "tiers", "auto,staged,direct,engine,pieces", "variants of saving and restoring: auto (the default), staged, direct, engine, pieces, each "+tierNumbers+", 0 for the default")
 	flag.StringVar(&o.traffic, "traffic", "both", "what is copied beside decode steps: both, save, restore; several by commas")
 	flag.IntVar(&o.at, "blocks-at-a-time", 18, "blocks that one save or restore beside decode steps copies")
@@ -103,7 +101,7 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 		case "pull":
 			err = pulls(ctx, dev, o, kv, out)
 		case "kernel":
-			err = kernels(ctx, o, kv, out)
+			err = kernels(ctx, dev, o, kv, out)
 		case "host":
 			err = hostTier(ctx, dev, o, kv, out)
 		case "decode":

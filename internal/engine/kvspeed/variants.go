@@ -37,19 +37,16 @@ type pullVariant struct {
 	claims  bool // the lease is claimed and confirmed by itself, as with peers that know of no tickets
 }
 
-// pullNumbers are those of a variant of pull; 0 is the default.
-const pullNumbers = "[:width[:streams]]"
-
-// parsePulls reads variants, each a way with pullNumbers: blocks (the device's choice), units
-// and engine name blocks once; answers is blocks that are not copied ahead of the peer's answer,
-// claims blocks without tickets; pieces lists all pieces.
+// parsePulls reads variants: blocks (the device's choice), units[:width] and engine name
+// blocks once; answers is blocks that are not copied ahead of the peer's answer, claims
+// blocks without tickets; pieces lists all pieces.
 func parsePulls(s string) (out []pullVariant, err error) {
 	for _, x := range splitList(s) {
-		name, n, err := numbers(x, 2)
+		name, n, err := numbers(x, 1)
 		if err != nil {
 			return nil, err
 		}
-		v := pullVariant{name: x, how: ipc.Options{Width: n[0], Streams: n[1]}}
+		v := pullVariant{name: x, how: ipc.Options{Width: n[0]}}
 		switch name {
 		case "blocks":
 		case "answers":
@@ -63,7 +60,7 @@ func parsePulls(s string) (out []pullVariant, err error) {
 		case "pieces":
 			v.pieces = true
 		default:
-			return nil, fmt.Errorf("%q is no way to pull: blocks, answers, claims, units, engine, pieces, with %s", x, pullNumbers)
+			return nil, fmt.Errorf("%q is no way to pull: blocks, answers, claims, units[:width], engine, pieces", x)
 		}
 		out = append(out, v)
 	}
