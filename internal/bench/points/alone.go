@@ -26,7 +26,7 @@ type Alone struct {
 	GapP99 float64 `json:"gap_p99_ms"`
 	// Gaps is every half percentile of them, from the least to the greatest.
 	Gaps []float64 `json:"gap_curve_ms,omitempty"`
-	Late float64   `json:"first_late_ms"` // how much nearer to the second event the first one is than a gap: it carries the prompt's tokens
+	Late float64   `json:"first_late_ms"` // how much nearer to the second event the first one is than a gap: it repeats the prompt's tokens
 	// Beside is the mean gap while the Prefiller computes prompts without a pause, on the
 	// same device; 0: it has another one.
 	Beside float64 `json:"gap_beside_prompts_ms,omitempty"`
