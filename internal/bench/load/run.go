@@ -167,7 +167,7 @@ func (r *run) session(ctx context.Context, s *workload.Session) ([]measure.Recor
 			continue
 		}
 		due := r.start.Add(eligible)
-		if err := sleepUntil(ctx, due.Add(-encodeAhead)); err != nil {
+		if err := wait(ctx, due.Add(-encodeAhead)); err != nil {
 			return nil, err
 		}
 		h.ask(turn)
@@ -302,19 +302,4 @@ func (h *history) prompt() openai.Prompt {
 		return openai.TokenPrompt(h.ids)
 	}
 	return openai.Prompt{Texts: []string{h.text.String()}}
-}
-
-func sleepUntil(ctx context.Context, at time.Time) error {
-	d := time.Until(at)
-	if d <= 0 {
-		return ctx.Err()
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

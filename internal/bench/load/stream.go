@@ -8,6 +8,7 @@ import (
 	"io"
 	"sort"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sluice-serving/sluice/internal/bench/measure"
@@ -18,10 +19,32 @@ import (
 // more may come, so that an event is not noted late because the one before it is long:
 // the first event of an answer may repeat a prompt of many thousand token ids.
 type received struct {
-	text  []byte // not given to the parser yet
-	given int    // bytes that were
-	reads []read // in order; those of text
-	end   error  // of the stream, io.EOF or why it was cut; nil while it goes on
+	text   []byte // not given to the parser yet
+	given  int    // bytes that were
+	reads  []read // in order
+	end    error  // of the stream, io.EOF or why it was cut; nil while it goes on
+	memory []byte // that text is in
+}
+
+// receiving is the memory of one answer, which another one uses later: collecting what
+// answers leave behind would take time from those that still come.
+type receiving struct {
+	from   received
+	events openai.Reader
+}
+
+var receivings = sync.Pool{New: func() any { return new(receiving) }}
+
+// maxKept is the most memory of an answer that is kept, in bytes.
+const maxKept = 1 << 20
+
+func (r *receiving) giveBack() {
+	f := &r.from
+	*f = received{memory: f.memory, reads: f.reads[:0]}
+	r.events.Reset(nil, 0)
+	if cap(f.memory)+16*cap(f.reads)+r.events.Memory() <= maxKept {
+		receivings.Put(r)
+	}
 }
 
 // read is one read of a stream: where it begins, in bytes, and when it came.
@@ -36,10 +59,13 @@ const maxUnparsed = 4 << 20
 // next reads on; now gives when what a read brings has come. False behind the end
 // marker, or the end of the stream.
 func (r *received) next(body io.Reader, now func() time.Duration) bool {
+	if len(r.text) == 0 {
+		r.text = r.memory[:0]
+	}
 	if cap(r.text)-len(r.text) < 4<<10 {
 		grown := make([]byte, len(r.text), max(16<<10, 2*cap(r.text)))
 		copy(grown, r.text)
-		r.text = grown
+		r.text, r.memory = grown, grown
 	}
 	n, err := body.Read(r.text[len(r.text):cap(r.text)])
 	if n > 0 {
@@ -98,8 +124,11 @@ type chunk struct {
 // readStream reads an answer to its end marker and fills rec. now gives when what a
 // read brings has come.
 func readStream(body io.Reader, now func() time.Duration, rec *measure.Record) error {
-	r := new(received)
-	p := parser{from: r, events: openai.NewReader(r, 0), rec: rec}
+	m := receivings.Get().(*receiving)
+	defer m.giveBack()
+	r := &m.from
+	m.events.Reset(r, 0)
+	p := parser{from: r, events: &m.events, rec: rec}
 	defer func() { rec.Text = p.text.String() }()
 	for {
 		if r.next(body, now) && len(r.text) <= maxUnparsed {
