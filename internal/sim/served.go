@@ -13,10 +13,6 @@ import (
 // comparison with the other route, which asks it.
 const ArmNoGovernor = "no_governor"
 
-// ServedQuiet is the governor's Quiet of the guarded arms: their answers have 9 tokens,
-// so that twice that many steps bound the wait for a step in which nobody decodes.
-const ServedQuiet = 18
-
 // Served is an append-prefill experiment on devices whose steps were measured:
 // one Prefiller and one Decoder of one rank, asynchronous.
 type Served struct {
@@ -31,6 +27,7 @@ type Served struct {
 	Save, Restore                  float64 // seconds to bring one of them there, and back
 	Slowed                         float64 // share by which a step of the Decoder takes longer meanwhile
 	Share                          float64 // of its speed that a step keeps while the other engine computes on the same device; 0: each has its own
+	Quiet                          int     // the governor's, of arms with one
 	Policy                         graphs.Policy
 	Hop                            float64 // seconds between client, proxy and engine, one way
 	TransferAt, Transfer           float64 // seconds of a transfer between engines, and more for each token
@@ -87,7 +84,7 @@ func (s *Served) cluster(arm string) (ClusterConfig, error) {
 	cfg = Guard(cfg)
 	cfg.Ends = s.Ends
 	a := &cfg.Decode.Scheduler.Append
-	a.Governor.Quiet = ServedQuiet
+	a.Governor.Quiet = s.Quiet
 	switch arm {
 	case ArmGuarded:
 	case ArmGuardedTier:

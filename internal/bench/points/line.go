@@ -33,6 +33,7 @@ type Sizes struct {
 	DecoderStep     int   `json:"decoder_step_tokens"`
 	Seqs            int   `json:"decoder_seqs"` // requests that run at once on the Decoder
 	Host            int64 `json:"host_tier_bytes,omitempty"`
+	Quiet           int   `json:"quiet_steps,omitempty"` // of the governor of arms with one
 }
 
 func (s Sizes) String() string {

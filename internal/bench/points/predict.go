@@ -233,7 +233,7 @@ func (r *Row) served(steps *sim.Steps, a Assumed) sim.Served {
 	return sim.Served{
 		More: w.more, Late: w.late, Ends: ends, Slowed: a.Slowed, Share: share,
 		Steps: steps, BlockSize: BlockSize, PrefillerTokens: r.Sizes.PrefillerTokens, DecoderTokens: r.Sizes.DecoderTokens,
-		PrefillerStep: r.Sizes.PrefillerStep, DecoderStep: r.Sizes.DecoderStep, Seqs: r.Sizes.Seqs,
+		PrefillerStep: r.Sizes.PrefillerStep, DecoderStep: r.Sizes.DecoderStep, Seqs: r.Sizes.Seqs, Quiet: r.Sizes.Quiet,
 		Hop: w.hop, TransferAt: w.transferAt, Transfer: r.TokenBytes / a.Transfer,
 	}
 }

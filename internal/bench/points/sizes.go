@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/sluice-serving/sluice/internal/sim"
 	"github.com/sluice-serving/sluice/internal/up"
 )
 
@@ -72,6 +71,7 @@ func (o *Options) setupOf(p *Point) setup {
 		if p.Prompt > publishedLength/2 {
 			s.together, s.length = m.whole, 16384
 		}
+		s.Quiet = 2 * p.Output // others' answers and some that come meanwhile
 		s.DecoderTokens = publishedPool * p.Prompt / publishedLength
 		s.Host = 8 << 30 * int64(max(p.Prompt, publishedLength/4)) / (publishedLength / 4)
 		if _, known := memories[p.Model]; !known {
@@ -114,7 +114,7 @@ func (o *Options) cluster(s *setup, variant string) up.Cluster {
 		return c
 	}
 	c.TraceDir = o.Dir
-	c.Profile, c.Guards = "guarded", fmt.Sprintf(`{"quiet_steps":%d}`, sim.ServedQuiet)
+	c.Profile, c.Guards = "guarded", fmt.Sprintf(`{"quiet_steps":%d}`, s.Quiet)
 	switch variant {
 	case ArmPlain:
 		c.Profile, c.Guards = "plain", ""
