@@ -18,29 +18,33 @@
 #   steps8b    steptime of llama3-8b
 #   grid       single steps of qwen3-0.6b for the simulator, in grid.csv
 #   grid8b     single steps of llama3-8b
+#   arms       sluice bench --preset append-prefill-gpu with the flags in ARMS, in arms.jsonl
+#   tails      sluice bench --preset tails with the flags in TAILS, in tails.jsonl
 #   torch      the same decoders as plain torch operators
 #   gate       abi.h against the vendor's headers
 #   doctor     what sluice says of the machine
 #   plain      the bindings against plain C, in turns
 #
 # PART_SECONDS, e.g. cuda_SECONDS=90, changes the time that a part may take. big, steps, steps8b,
-# grid and grid8b go on where an earlier run ended: FROM=DIR names its OUT, a copy of
-# which may lie anywhere. TYPES=bf16 or fp32 limits big to one storage type.
+# grid, grid8b, arms and tails go on where an earlier run ended: FROM=DIR names its OUT, a copy of
+# which may lie anywhere. TYPES=bf16 or fp32 limits big to one storage type. SHARE=50 gives
+# each process that percentage of the multiprocessors, by MPS, as for arms on one device;
+# COMMIT names the commit of sluice, if its build did not record it.
 # shellcheck disable=SC2016 # what stands in single quotes is for another shell
 default="cuda executor server parity memcheck racecheck steps steps8b"
-[ $# -ge 2 ] || { sed -n '2,28s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,32s/^# \{0,1\}//p' "$0"; exit 2; }
 bin=$(realpath "$1") && mkdir -p "$2" && out=$(realpath "$2") || exit 2
 shift 2
 parts=${*:-$default}
 root=$(realpath "$(dirname "$0")/../..")
 tmp=$(mktemp -d)
-trap 'rm -rf "$tmp"' EXIT
+trap '[ -z "${SHARE:-}" ] || echo quit | nvidia-cuda-mps-control > /dev/null; rm -rf "$tmp"' EXIT
 export SLUICE_DEVICE=${SLUICE_DEVICE:-cuda}
 types=${TYPES:+-$TYPES}
 from=${FROM:-}
 [ -z "$from" ] || [ -d "$from" ] || { echo "h200.sh: FROM=$from is no folder" >&2; exit 2; }
 for f in log.txt table.txt; do : > "$out/$f"; done
-for f in steps.csv grid.csv done.txt; do
+for f in steps.csv grid.csv arms.jsonl tails.jsonl done.txt; do
 	if [ -n "$from" ] && [ -e "$from/$f" ]; then
 		[ "$from/$f" -ef "$out/$f" ] || cp "$from/$f" "$out/$f" && chmod u+w "$out/$f"
 	else
@@ -57,6 +61,11 @@ for v in SLUICE_NCCL_LIB=libnccl.so.2 SLUICE_CUBLASLT_LIB=libcublasLt.so.13 SLUI
 		[ -e "$d/${v#*=}" ] && { export "${v%%=*}=$d/${v#*=}"; break; }
 	done
 done
+
+if [ -n "${SHARE:-}" ]; then
+	export CUDA_MPS_PIPE_DIRECTORY=$tmp/mps CUDA_MPS_LOG_DIRECTORY=$tmp/mps CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=$SHARE
+	mkdir "$tmp/mps" && nvidia-cuda-mps-control -d || { echo "h200.sh: no MPS for SHARE=$SHARE" >&2; exit 2; }
+fi
 
 row() { printf '%-11s %-9s %6s  %s\n' "$@" >> "$out/table.txt"; }
 
@@ -116,7 +125,7 @@ checkpoints() {
 has() { case " $parts " in *" $1 "*) return 0 ;; esac; return 1; }
 for p in $parts; do
 	case $p in
-	cuda | executor | server | parity | big | memcheck | racecheck | steps | steps8b | grid | grid8b | torch | gate | doctor | plain) ;;
+	cuda | executor | server | parity | big | memcheck | racecheck | steps | steps8b | grid | grid8b | arms | tails | torch | gate | doctor | plain) ;;
 	*) echo "h200.sh: no part $p" >&2; exit 2 ;;
 	esac
 done
@@ -160,6 +169,17 @@ grid() {
 	part "$1" $((limit + 30)) "$bin/steptime" --grid --device "$SLUICE_DEVICE" --model "$2" --append "$out/grid.csv" --time-limit "${limit}s" --repeat "${REPEAT:-3}"
 	left=$(grep -oE '[0-9]+ of [0-9]+ steps are left' "$log")
 	row "$1" "$verdict" "$took" "$2: $(grep -cE "^$2,step," "$out/grid.csv") steps in grid.csv${left:+, $left}"
+}
+
+# bench NAME PRESET SECONDS FLAGS: sluice itself goes on where NAME.jsonl ends.
+bench() {
+	local name=$1 preset=$2 limit=$1_SECONDS results=$out/$1.jsonl
+	limit=${!limit:-$3}
+	local "${name}_SECONDS=" # the time of its points; the part has a little more
+	# shellcheck disable=SC2086 # flags are words
+	part "$name" $((limit + 30)) "$bin/sluice" bench --preset "$preset" --device "$SLUICE_DEVICE" --dir "$tmp/$name" --results "$results" --time-limit "${limit}s" ${COMMIT:+--commit "$COMMIT"} $4
+	row "$name" "$verdict" "$took" "$(grep -c . "$results") points in $name.jsonl$(grep -oE ', [0-9]+ left' "$log")"
+	"$bin/sluice" bench --preset "$preset" --results "$results" --show >> "$out/table.txt" 2>&1
 }
 
 gate() {
@@ -207,6 +227,8 @@ has steps && steps steps qwen3-0.6b 60
 has steps8b && steps steps8b llama3-8b 90
 has grid && grid grid qwen3-0.6b 210
 has grid8b && grid grid8b llama3-8b 210
+has arms && bench arms append-prefill-gpu 210 "${ARMS:-}"
+has tails && bench tails tails 210 "${TAILS:-}"
 has doctor && { part doctor 60 bash -c '"$0" devices; "$0" doctor' "$bin/sluice"; cat "$log"; row doctor "$verdict" "$took" ""; }
 has plain && plain
 if has torch; then

@@ -19,10 +19,15 @@ case "$*" in
 *"--prefill 1"*) echo "# X, context 1024"; echo "llama3-8b,prefill,1,NONE,41,ktok/s" ;;
 *) echo "# X, context 1024"; echo "llama3-8b,decode,1,FULL,4.4,ms"; echo "noise" ;;
 esac`,
-	"cuda.test":     `echo "--- PASS: TestA (0.00s)"; echo "    --- SKIP: TestA/b (0.00s)"`,
-	"executor.test": `echo "no tests to run"`,
-	"server.test":   `echo "--- FAIL: TestC (0.00s)"; exit 1`,
-	"parity.test":   `[ -e "$SLUICE_PARITY/made" ] && echo "--- PASS: TestAgainstTransformers (0.00s)" || echo "--- FAIL: TestAgainstTransformers (0.00s)"`,
+	"sluice": `echo "$*" >> "$CALLS"
+while [ $# -gt 0 ]; do [ "$1" = --results ] && f=$2; [ "$1" = --show ] && show=1; shift; done
+[ -n "$show" ] && { echo "the table of $f"; exit; }
+echo "{\"share\":\"$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE\"}" >> "$f"; echo "1 points measured, 0 not kept, 2 left"`,
+	"nvidia-cuda-mps-control": `[ "$1" = -d ] && echo begun >> "$CALLS-mps" || cat >> "$CALLS-mps"`,
+	"cuda.test":               `echo "--- PASS: TestA (0.00s)"; echo "    --- SKIP: TestA/b (0.00s)"`,
+	"executor.test":           `echo "no tests to run"`,
+	"server.test":             `echo "--- FAIL: TestC (0.00s)"; exit 1`,
+	"parity.test":             `[ -e "$SLUICE_PARITY/made" ] && echo "--- PASS: TestAgainstTransformers (0.00s)" || echo "--- FAIL: TestAgainstTransformers (0.00s)"`,
 	"python3": `case "$*" in
 *make.py*) echo "$*" >> "$CALLS-made"; while [ $# -gt 0 ]; do [ "$1" = --out ] && o=$2; [ "$1" = --only ] && m=$2; shift; done; [ "$m" = "$BAD" ] && { echo "no memory"; exit 3; }; mkdir -p "$o"; touch "$o/made" ;;
 *) echo /nowhere ;;
@@ -97,4 +102,14 @@ func TestScriptOfTheGPUProof(t *testing.T) {
 	require.Equal(t, 2, strings.Count(read("calls"), "\n"), "the prompt that was cut short and the grid: %s", read("calls"))
 	require.Equal(t, strings.Count(read("second", "steps.csv"), "llama3-8b,"), 4, "what was measured before stands in it too")
 	require.Equal(t, 2, strings.Count(read("second", "grid.csv"), ",step,"))
+
+	table, code = run("arms", []string{"SHARE=50", "ARMS=--only 3072-9/ --repeat 1", "COMMIT=c0ffee", "arms_SECONDS=9"}, "arms")
+	require.Equal(t, 0, code, "%s", table)
+	require.Regexp(t, `(?m)^arms +ok .* 1 points in arms.jsonl, 2 left$`, table)
+	require.Contains(t, table, "the table of "+filepath.Join(dir, "arms", "arms.jsonl"))
+	require.Regexp(t, `bench --preset append-prefill-gpu --device cuda .* --time-limit 9s --commit c0ffee --only 3072-9/ --repeat 1\n`, read("calls"))
+	require.Equal(t, "begun\nquit\n", read("calls-mps"), "the daemon runs as long as the parts do")
+	table, code = run("more", []string{"FROM=" + filepath.Join(dir, "arms")}, "arms")
+	require.Equal(t, 0, code, "%s", table)
+	require.Equal(t, "{\"share\":\"50\"}\n{\"share\":\"\"}\n", read("more", "arms.jsonl"))
 }
