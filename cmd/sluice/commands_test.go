@@ -351,7 +351,7 @@ func TestCommandsThatDoNotExist(t *testing.T) {
 		"`go test ./graphs -run TestNoneSuch`":                       "nothing matches TestNoneSuch",
 		"`go test ./graphs -run '^$' -bench Rest`":                   "nothing matches Rest",
 		"`cd kvcache && go test -bench 'Match|Xy'`":                  "nothing matches Xy",
-		"`internal/engine/h200.sh BIN OUT gate tails`":               "internal/engine/h200.sh has no tails",
+		"`internal/engine/h200.sh BIN OUT gate heads`":               "internal/engine/h200.sh has no heads",
 		"`python3 internal/engine/parity/make.py --big --outer=DIR`": "make.py has no --outer",
 		"    python3 internal/none.py\n":                             "no file",
 		"`(cd proxy/shared && go build ./sluice-proxy)`":             "the binary would have the name of a folder",
