@@ -164,8 +164,6 @@ func (r *runner) answered() {
 	r.bar.Observe(r.done)
 }
 
-func (r *runner) since() time.Duration { return time.Since(r.begin) }
-
 // ask sends one turn of a session, whose earlier replies are the right ones.
 func (r *runner) ask(ctx context.Context, url, prefix string, session, turn int) measure.Record {
 	a := r.plan.Sessions[session][turn]
@@ -176,7 +174,7 @@ func (r *runner) ask(ctx context.Context, url, prefix string, session, turn int)
 	rec := measure.Record{RequestID: fmt.Sprintf("%s%d-%d", prefix, session, turn), Session: fmt.Sprintf("%s%d", prefix, session), Turn: turn}
 	call := &load.Call{Endpoint: load.Chat, Body: body, Header: http.Header{"X-Session-Id": {rec.Session}, "X-Request-Id": {rec.RequestID}}}
 	server := load.Server{URL: url, Model: "builtin", Client: r.client}
-	server.Do(ctx, call, r.since, &rec)
+	server.Do(ctx, call, r.begin, &rec)
 	return rec
 }
 

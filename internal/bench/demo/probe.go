@@ -57,7 +57,6 @@ func (r *runner) probe(ctx context.Context) error {
 // follow-up under another cache salt, which must miss.
 func (r *runner) probeSession(ctx context.Context, server *load.Server, n int) ([]Probe, error) {
 	start := time.Now()
-	since := func() time.Duration { return time.Since(start) }
 	session := fmt.Sprintf("probe-%d", n)
 	messages := []openai.Message{{Role: "user", Content: openai.Content(fmt.Sprintf("%04x %s", n*40503&0xffff, strings.Repeat("probe the ranks. ", 6)))}}
 	var probes []Probe
@@ -71,7 +70,7 @@ func (r *runner) probeSession(ctx context.Context, server *load.Server, n int) (
 		call.Header.Set("X-Request-Id", rec.RequestID)
 		call.Header.Set("X-Session-ID", session)
 		reqCtx, cancel := context.WithTimeout(ctx, requestTimeout)
-		server.Do(reqCtx, call, since, &rec)
+		server.Do(reqCtx, call, start, &rec)
 		cancel()
 		if err := ctx.Err(); err != nil {
 			return nil, err

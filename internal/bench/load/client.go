@@ -139,15 +139,15 @@ func (c *Call) encode() (err error) {
 	return nil
 }
 
-// Do sends the call and fills rec with what it did; since gives the time since
-// the start of the workload. Failures are part of the record.
-func (s *Server) Do(ctx context.Context, call *Call, since func() time.Duration, rec *measure.Record) {
-	if err := s.do(ctx, call, since, rec); err != nil {
-		rec.End, rec.Error = since(), err.Error()
+// Do sends the call and fills rec with what it did; the record's times are since
+// start, that of the workload. Failures are part of the record.
+func (s *Server) Do(ctx context.Context, call *Call, start time.Time, rec *measure.Record) {
+	if err := s.do(ctx, call, start, rec); err != nil {
+		rec.End, rec.Error = time.Since(start), err.Error()
 	}
 }
 
-func (s *Server) do(ctx context.Context, call *Call, since func() time.Duration, rec *measure.Record) error {
+func (s *Server) do(ctx context.Context, call *Call, start time.Time, rec *measure.Record) error {
 	if err := call.encode(); err != nil {
 		return err
 	}
@@ -155,7 +155,7 @@ func (s *Server) do(ctx context.Context, call *Call, since func() time.Duration,
 	if call.Endpoint == Completions {
 		path = "/v1/completions"
 	}
-	came := arrival{since: since}
+	came := arrival{start: start}
 	req, err := http.NewRequestWithContext(came.trace(ctx), http.MethodPost, s.endpoint(path), bytes.NewReader(call.encoded))
 	if err != nil {
 		return err
@@ -165,7 +165,7 @@ func (s *Server) do(ctx context.Context, call *Call, since func() time.Duration,
 	for name, values := range call.Header {
 		req.Header[name] = values
 	}
-	rec.Sent = since()
+	rec.Sent = time.Since(start)
 	resp, err := s.Client.Do(req)
 	if err != nil {
 		return err
@@ -178,6 +178,9 @@ func (s *Server) do(ctx context.Context, call *Call, since func() time.Duration,
 			return fmt.Errorf("status %d: %w", resp.StatusCode, err)
 		}
 		return answerError(resp.StatusCode, text)
+	}
+	if coding := resp.Header.Get("Content-Encoding"); coding != "" && coding != "identity" {
+		return fmt.Errorf("the server compressed its answer with %q", coding)
 	}
 	if err := readStream(resp.Body, came.last, rec); err != nil {
 		return err

@@ -39,9 +39,9 @@ func (c *stamped) Read(p []byte) (int, error) {
 }
 
 // arrival tells when the last bytes of an answer came: by the connection, where it
-// knows, else by the clock of the workload when they are asked for.
+// knows, else by the clock when they are asked for.
 type arrival struct {
-	since func() time.Duration
+	start time.Time // of the workload
 	conn  atomic.Pointer[stamped]
 }
 
@@ -60,11 +60,10 @@ func (a *arrival) trace(ctx context.Context) context.Context {
 
 // last is when what was read last came, since the start of the workload.
 func (a *arrival) last() time.Duration {
-	now := a.since()
 	if c := a.conn.Load(); c != nil {
 		if at := c.last.Load(); at > 0 {
-			now -= time.Since(began) - time.Duration(at)
+			return time.Duration(at) - a.start.Sub(began)
 		}
 	}
-	return now
+	return time.Since(a.start)
 }

@@ -1,8 +1,10 @@
 package load
 
 import (
+	"compress/gzip"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -329,4 +331,48 @@ func TestWholePromptsAreSentAsTheyAre(t *testing.T) {
 	}
 	require.Equal(t, [][]int32{{1, 2, 3}, {1, 2, 3, 4}, {1, 2}, {1, 9, 9}}, f.prompts)
 	require.Equal(t, "run-main", f.headers[0].Get("X-Parent-Session-ID"))
+}
+
+// A server may speak TLS, of which HTTP/1.1 is taken though it offers more, and the times are
+// still the connection's; redirects and compressed answers are failures, not followed.
+func TestServersOfOtherWays(t *testing.T) {
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		switch {
+		case r.ProtoMajor != 1:
+			t.Errorf("asked in %s", r.Proto)
+		case r.Header.Get("X-Way") == "away":
+			http.Redirect(w, r, "/elsewhere", http.StatusTemporaryRedirect)
+		case r.Header.Get("X-Way") == "gzip":
+			w.Header().Set("Content-Encoding", "gzip")
+			z := gzip.NewWriter(w)
+			_, _ = io.WriteString(z, strings.Join(answerEvents(0, 2), ""))
+			must(t, z.Close())
+		default:
+			must(t, openai.NewStream(w).Raw([]byte(strings.Join(answerEvents(3, 2), ""))))
+		}
+	}))
+	s.EnableHTTP2 = true
+	s.StartTLS()
+	client := NewHTTPClient()
+	client.Transport.(*http.Transport).TLSClientConfig = s.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
+	t.Cleanup(func() { client.CloseIdleConnections(); s.Close() })
+	server := Server{URL: s.URL, Client: client}
+	for way, want := range map[string]string{"": "", "away": "status 307", "gzip": `with "gzip"`} {
+		var rec measure.Record
+		server.Do(t.Context(), &Call{Header: http.Header{"X-Way": {way}}, Body: struct{}{}}, time.Now(), &rec)
+		if want != "" {
+			require.ErrorContains(t, errors.New(rec.Error), want)
+			continue
+		}
+		require.Empty(t, rec.Error)
+		require.Len(t, rec.TokenIDs, 2)
+	}
+	came := arrival{start: time.Now()}
+	req, err := http.NewRequestWithContext(came.trace(t.Context()), http.MethodPost, s.URL, nil)
+	require.NoError(t, err)
+	resp, err := client.Do(req)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.NotNil(t, came.conn.Load())
 }

@@ -129,8 +129,6 @@ type run struct {
 	progress Progress
 }
 
-func (r *run) since() time.Duration { return time.Since(r.start) }
-
 // scale is how long a time of the workload takes in this run.
 func (r *run) scale(d time.Duration) time.Duration {
 	switch {
@@ -233,7 +231,7 @@ func (r *run) send(ctx context.Context, call *Call, rec *measure.Record) error {
 		reqCtx, cancel = context.WithTimeoutCause(ctx, r.cfg.Timeout, fmt.Errorf("no answer within %v", r.cfg.Timeout))
 	}
 	defer cancel()
-	r.cfg.Server.Do(reqCtx, call, r.since, rec)
+	r.cfg.Server.Do(reqCtx, call, r.start, rec)
 	if err := ctx.Err(); err != nil {
 		return err
 	}

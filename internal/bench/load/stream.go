@@ -22,6 +22,7 @@ type received struct {
 	text   []byte // not given to the parser yet
 	given  int    // bytes that were
 	reads  []read // in order
+	inside bool   // a line was begun, so that the next byte begins no event
 	end    error  // of the stream, io.EOF or why it was cut; nil while it goes on
 	memory []byte // that text is in
 }
@@ -56,8 +57,9 @@ type read struct {
 // maxUnparsed bounds what waits to be parsed of an answer, in bytes: some ten thousand events.
 const maxUnparsed = 4 << 20
 
-// next reads on; now gives when what a read brings has come. False behind the end
-// marker, or the end of the stream.
+// next reads on; now gives when what a read brings has come. Where an event may begin
+// it reads a single byte: net/http gives the bytes behind it when the rest of their
+// chunk has come too. False when the stream, or perhaps its end marker, is at its end.
 func (r *received) next(body io.Reader, now func() time.Duration) bool {
 	if len(r.text) == 0 {
 		r.text = r.memory[:0]
@@ -67,21 +69,19 @@ func (r *received) next(body io.Reader, now func() time.Duration) bool {
 		copy(grown, r.text)
 		r.text, r.memory = grown, grown
 	}
-	n, err := body.Read(r.text[len(r.text):cap(r.text)])
+	had, room := len(r.text), cap(r.text)
+	if !r.inside {
+		room = had + 1
+	}
+	n, err := body.Read(r.text[had:room])
+	r.text = r.text[:had+n]
 	if n > 0 {
-		r.reads = append(r.reads, read{r.given + len(r.text), now()})
-		r.text = r.text[:len(r.text)+n]
+		r.reads = append(r.reads, read{r.given + had, now()})
+		last := r.text[had+n-1]
+		r.inside = last != '\n' && last != '\r'
 	}
 	r.end = err
-	return err == nil && !marked(r.text)
-}
-
-// marked reports whether the end marker is the last that came: no event of JSON ends
-// with it.
-func marked(text []byte) bool {
-	line := bytes.TrimRight(text, "\r\n")
-	end := string(text[len(line):])
-	return len(end) > 1 && end != "\r\n" && bytes.HasSuffix(line, []byte(openai.Done))
+	return err == nil && !bytes.Contains(r.text[max(0, had+1-len(openai.Done)):], []byte(openai.Done))
 }
 
 // at is when the byte at that place of the stream came.
@@ -131,7 +131,8 @@ func readStream(body io.Reader, now func() time.Duration, rec *measure.Record) e
 	p := parser{from: r, events: &m.events, rec: rec}
 	defer func() { rec.Text = p.text.String() }()
 	for {
-		if r.next(body, now) && len(r.text) <= maxUnparsed {
+		// The rest of an event whose beginning is with the parser may have the end marker.
+		if r.next(body, now) && len(r.text) <= maxUnparsed && len(m.events.Buffered()) == 0 {
 			continue
 		}
 		if err := p.parse(); err != openai.ErrWait {
