@@ -1,6 +1,7 @@
 package pd
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -422,6 +423,86 @@ func TestDeviceReadWhoseLeaseRunsOut(t *testing.T) {
 		d.load(r, 1)
 		err := d.failedLoad(r.ID)
 		require.True(t, errors.Is(err, ErrLeaseBroken) || errors.Is(err, transport.ErrDenied) || errors.Is(err, transport.ErrUnreachable), "%v", err)
+	})
+}
+
+// A pull that is cancelled while D's device copies reports its end when the copy has ended:
+// until then the blocks are its own.
+func TestCancelledDeviceReadOutlastsItsCopy(t *testing.T) {
+	eachForm(t, func(t *testing.T, backend string, form form) {
+		p := startProcessOver(t, "p-1", 0, "device "+backend)
+		hook := &nearHook{form: form}
+		d := newOnDevice(t, backend, "d-1", Consumer, 2, hook)
+		pullAll(t, d, 1, 9, 50, p.prefill(1, 9, 40)) // where P's memory lies is known
+		copying, over := make(chan struct{}), make(chan struct{})
+		end := sync.OnceFunc(func() { close(over) })
+		t.Cleanup(end)
+		hook.after = func() { close(copying); <-over } // it takes its time
+		others := d.s.Live()
+		r := remote(2, 33, p.prefill(2, 33, 1))
+		d.load(r, 1)
+		<-copying
+		d.s.Finished(r, connector.Tables{blockRange(1, 9)}, connector.End{Reason: connector.EndAbort})
+		d.flush()
+		d.quiet(150 * time.Millisecond) // longer than a connection is waited for
+		require.Equal(t, others+1, d.s.Live())
+		hook.after = nil
+		end()
+		for ev := d.next(); ev.Kind != connector.Received; ev = d.next() {
+			require.Equal(t, connector.Failed, ev.Kind)
+		}
+		require.Equal(t, others, d.s.Live())
+		d.overwrite()
+		pullAll(t, d, 3, 9, 20, p.prefill(3, 9, 10))
+		for k := range d.regions {
+			for _, b := range blockRange(1, 9) {
+				require.Equal(t, bytes.Repeat([]byte{0xee}, testBlockBytes), d.block(k, b), "nothing came behind the end")
+			}
+		}
+		eventually(t, "all released", func() bool { return p.stats().LeasesNow == 0 })
+	})
+}
+
+// One prompt is pulled twice at once, by one lease: the first to end releases it, and the
+// other one has all of the prompt or fails.
+func TestTwoPullsOfOnePrompt(t *testing.T) {
+	eachForm(t, func(t *testing.T, backend string, form form) {
+		p := startProcessOver(t, "p-1", 0, "device "+backend)
+		d := newOnDevice(t, backend, "d-1", Consumer, 2, &nearHook{form: form})
+		want := twin(t)
+		const rounds, n, blocks = 6, 33, 9
+		for round := range uint32(rounds) {
+			params := p.prefill(round+1, n, 1+int(round))
+			at, failed := map[connector.RequestID]int{}, map[connector.RequestID]bool{}
+			for i := range 2 {
+				r := remote(2*round+uint32(i)+1, n, params)
+				at[r.ID] = 1 + 20*i
+				d.load(r, at[r.ID])
+			}
+			for len(at) > 0 {
+				ev := d.next()
+				if ev.Kind == connector.Failed {
+					require.True(t, errors.Is(ev.Err, ErrLeaseBroken) || errors.Is(ev.Err, transport.ErrDenied), "%v", ev.Err)
+					failed[ev.Request] = true
+					continue
+				}
+				first := at[ev.Request]
+				delete(at, ev.Request)
+				if failed[ev.Request] {
+					continue
+				}
+				for k := range d.regions {
+					for i, b := range params.Blocks[0] {
+						require.Equal(t, want.block(k, b), d.block(k, blockRange(first, blocks)[i]), "region %d, block %d", k, b)
+					}
+				}
+			}
+			require.Less(t, len(failed), 2, "one of them has it")
+		}
+		eventually(t, "each released once", func() bool {
+			s := p.stats()
+			return s.LeasesNow == 0 && s.LeasesReleased == rounds && s.ReleasesUnknown == rounds && s.LeasesExpired == 0
+		})
 	})
 }
 

@@ -359,7 +359,16 @@ func (x *neighbour) submit(ranges []tcp.NearRange) (ascendrt.Point, error) {
 	if err := l.cmd.Err(); err != nil {
 		return ascendrt.Point{}, err
 	}
+	return l.hand()
+}
+
+// hand gives the lane's commands to the device. Of what failed in the middle the first copies
+// have ended, as the memory is the caller's again.
+func (l *lane) hand() (ascendrt.Point, error) {
 	p, _, err := l.stream.Submit(&l.cmd)
+	if err != nil {
+		_ = p.Wait(context.Background()) // of a device that is lost: nothing runs
+	}
 	return p, err
 }
 
@@ -412,8 +421,7 @@ func (x *neighbour) submitBlocks(regions []tcp.NearRegion, local, remote []int32
 	if err := l.cmd.Err(); err != nil {
 		return ascendrt.Point{}, err
 	}
-	p, _, err := l.stream.Submit(&l.cmd)
-	return p, err
+	return l.hand()
 }
 
 // pieces appends copies of the blocks in l.regions, neighbours as one.

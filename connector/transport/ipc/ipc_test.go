@@ -341,6 +341,63 @@ func TestFetchBlocks(t *testing.T) {
 	}
 }
 
+// halfway is a stream whose driver fails in the middle of a submission.
+type halfway struct {
+	ascendrt.Stream
+	last *ascendrt.Point
+}
+
+var errHalfway = errors.New("the driver fails")
+
+func (s halfway) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
+	p, _, err := s.Stream.Submit(c)
+	*s.last = p
+	return p, 0, errors.Join(err, errHalfway)
+}
+
+// A copy that fails when part of it was handed over has ended when its caller learns of it.
+func TestFailedCopiesHaveEnded(t *testing.T) {
+	dev := openDevice(t)
+	n, err := New(dev)
+	require.NoError(t, err)
+	s, _ := other(t)
+	met, err := n.Meet(s.Card)
+	require.NoError(t, err)
+	peer := met.(*neighbour)
+	buf, err := dev.Alloc(regionBytes, ascendrt.PlaceShareable)
+	require.NoError(t, err)
+	large, err := dev.Alloc(16<<20, ascendrt.PlaceDefault)
+	require.NoError(t, err)
+	var last ascendrt.Point
+	real := peer.lane.stream
+	peer.lane.stream = halfway{real, &last}
+	for name, fetch := range map[string]func() error{
+		"ranges": func() error {
+			return peer.Fetch([]tcp.NearRange{{Memory: region{buf}, Key: s.Key, Length: regionBytes}})
+		},
+		"blocks": func() error {
+			return peer.FetchBlocks([]tcp.NearRegion{{Memory: region{buf}, Key: s.Key, Bytes: 4096}}, []int32{1, 2}, []int32{3, 4})
+		},
+		"blocks ahead": func() error {
+			_, err := peer.StartBlocks([]tcp.NearRegion{{Memory: region{buf}, Key: s.Key, Bytes: 4096}}, []int32{1, 2}, []int32{3, 4})
+			return err
+		},
+	} {
+		var busy ascendrt.Commands
+		for range 20 {
+			busy.Fill(large.View(), 1)
+		}
+		_, _, err := real.Submit(&busy)
+		require.NoError(t, err)
+		require.ErrorIs(t, fetch(), errHalfway, name)
+		require.NotZero(t, last.Seq, name)
+		require.True(t, last.Done(), name)
+	}
+	peer.lane.stream = real
+	peer.Close()
+	require.NoError(t, n.Close())
+}
+
 // Copies from one process go on while memory of another one is imported.
 func TestImportsHoldUpTheirProcessAlone(t *testing.T) {
 	dev := openDevice(t)

@@ -223,6 +223,85 @@ func TestAheadOutlastsItsConnection(t *testing.T) {
 	}
 }
 
+// bent is a connection of which, once it is on, nothing is received as it was sent.
+type bent struct {
+	net.Conn
+	on *atomic.Bool
+}
+
+func (b bent) Read(p []byte) (int, error) {
+	n, err := b.Conn.Read(p)
+	if n > 0 && b.on.Load() {
+		p[0] ^= 0xff
+	}
+	return n, err
+}
+
+// A read whose answer cannot be returns when its copy ahead of the answer has ended.
+func TestAheadOutlastsAnAnswerThatCannotBe(t *testing.T) {
+	near := newBesideStart()
+	var on atomic.Bool
+	s, d, p := aheadSides(t, Config{Conns: 1, Retries: -1, WrapConn: func(c net.Conn) net.Conn { return bent{c, &on} }}, near)
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	d.opening = func() { <-begun }
+	near.fetching = func() { on.Store(true); close(begun); <-goOn }
+	done := make(chan error, 1)
+	go func() { done <- p.ReadTicket(t.Context(), []byte(good), s.b) }()
+	<-begun
+	select {
+	case err := <-done:
+		require.FailNow(t, "the memory is still touched", "%v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	close(goOn)
+	require.ErrorIs(t, <-done, transport.ErrProtocol)
+	require.Zero(t, near.open.Load())
+	s.forget()
+}
+
+// What was known of an owner is not taken for known of who comes to its address: neither by
+// the peer that led to the first, nor by one that is made then.
+func TestAheadOfASuccessor(t *testing.T) {
+	near := newBesideStart()
+	s, d, p := aheadSides(t, Config{}, near)
+	addr := s.y.Address()
+	require.NoError(t, s.y.Close())
+	y, err := New(Config{Listen: addr, Near: besideBlocks{newBeside()}})
+	require.NoError(t, err)
+	defer y.Close()
+	y.ServeTickets(d)
+	var ids []transport.RegionID
+	for k := len(unitSizes) - 1; k >= 0; k-- { // in another order
+		my := make(transport.Host, len(s.my[k]))
+		for i, b := range s.my[k] {
+			my[i] = ^b
+		}
+		s.my[k] = my
+		x, err := y.Register(struct{ transport.Memory }{my}, unitSizes[k])
+		require.NoError(t, err)
+		s.b.Regions[k].Remote = x.Region
+		ids = append(ids, x.Region)
+	}
+	c, err := y.Grant(transport.PeerReads, ids, s.b.Remote)
+	require.NoError(t, err)
+	d.mu.Lock()
+	d.m[good] = c
+	d.mu.Unlock()
+	require.ErrorIs(t, p.ReadTicket(t.Context(), []byte(good), s.b), transport.ErrPeerRestarted)
+	require.Zero(t, near.open.Load())
+	s.forget()
+	require.NoError(t, p.(transport.Peer).Close())
+	next, err := s.x.Connect(t.Context(), addr)
+	require.NoError(t, err)
+	before := near.starts.Load()
+	for i := range int64(2) {
+		require.NoError(t, next.(transport.TicketReader).ReadTicket(t.Context(), []byte(good), s.b))
+		s.check(t)
+		s.forget()
+		require.Equal(t, before+i, near.starts.Load())
+	}
+}
+
 // A copy that fails ahead of the answer fails as any other, and one that cannot be begun
 // is left to the answer.
 func TestAheadFails(t *testing.T) {

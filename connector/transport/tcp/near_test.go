@@ -341,6 +341,26 @@ func TestWriteBehindALongPause(t *testing.T) {
 	same(t, segs, mx, my)
 }
 
+// So does a read of units, by a ticket or a capability: it goes as before the pause.
+func TestUnitsBehindALongPause(t *testing.T) {
+	near := newBeside()
+	s, d := ticketSides(t, Config{Near: besideBlocks{near}, Conns: 1}, Config{Near: besideBlocks{newBeside()}, IdleTimeout: 50 * time.Millisecond})
+	p := s.connect(t)
+	for i := range int64(3) {
+		require.NoError(t, p.(transport.TicketReader).ReadTicket(t.Context(), []byte(good), s.b))
+		s.check(t)
+		require.EqualValues(t, i+1, d.opens.Load())
+		require.Eventually(t, func() bool { return near.open.Load() == 0 }, 20*time.Second, time.Millisecond)
+		s.forget()
+		require.NoError(t, transport.ReadBlocks(t.Context(), p, s.c, s.b))
+		s.check(t)
+		require.Equal(t, 2*(i+1), near.blocks.Load(), "named once")
+		require.Eventually(t, func() bool { return near.open.Load() == 0 }, 20*time.Second, time.Millisecond)
+		s.forget()
+	}
+	require.Zero(t, s.x.Stats().Far)
+}
+
 // A neighbour that goes away while nothing is asked of it is let go of at once,
 // and a new one is met at the next use.
 func TestIdleNeighbourGoesAway(t *testing.T) {

@@ -126,7 +126,7 @@ func (s *slot) next(only kind, wait bool) *chunk {
 
 // park waits on the connection to a neighbour until there is work. It is false when the
 // connection has ended, and with it the way to the neighbour's memory, or the peer is
-// closed.
+// closed. The next request then has a connection of its own made.
 func (s *slot) park() bool {
 	w := s.w
 	if w.conn.SetReadDeadline(time.Time{}) == nil {
@@ -142,8 +142,7 @@ func (s *slot) park() bool {
 			return true
 		}
 	}
-	w.leaveNear()
-	w.conn.Close()
+	s.disconnect()
 	return false
 }
 
