@@ -295,10 +295,7 @@ func (m *DeviceMover) submit(l *lane, c Copies, bytes int) (ascendrt.Point, erro
 	if err := l.cmd.Err(); err != nil {
 		return ascendrt.Point{}, err
 	}
-	p, n, err := last.Submit(&l.cmd)
-	if err != nil && n == 0 {
-		return ascendrt.Point{}, err
-	}
+	p, _, err := last.Submit(&l.cmd) // with an error too the point is behind what was accepted, be it part of a command
 	return p, err
 }
 

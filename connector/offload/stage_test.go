@@ -347,6 +347,46 @@ func TestUrgentCopies(t *testing.T) {
 	require.NoError(t, m.Close())
 }
 
+// halfway is a stream whose driver fails in the middle of a submission's only command.
+type halfway struct {
+	ascendrt.Stream
+	last *ascendrt.Point
+}
+
+var errHalfway = errors.New("the driver fails")
+
+func (s halfway) Submit(c *ascendrt.Commands) (ascendrt.Point, int, error) {
+	p, _, err := s.Stream.Submit(c)
+	*s.last = p
+	return p, 0, errors.Join(err, errHalfway)
+}
+
+// A copy that fails when part of it was handed over has ended when its caller learns of it.
+func TestFailedCopiesHaveEnded(t *testing.T) {
+	pieces := slices.Repeat([]int{4096}, 8)
+	b := newMoverBench(t, pieces)
+	m, err := NewDeviceMover(b.dev, b.bufs, DeviceOptions{Way: Direct})
+	require.NoError(t, err)
+	_, err = m.Alloc(benchBlocks * 32 << 10)
+	require.NoError(t, err)
+	large, err := b.dev.Alloc(16<<20, ascendrt.PlaceDefault)
+	require.NoError(t, err)
+	var last ascendrt.Point
+	bus := m.lanes[0].bus
+	m.lanes[0].bus = []ascendrt.Stream{halfway{bus[0], &last}}
+	var busy ascendrt.Commands
+	for range 20 {
+		busy.Fill(large.View(), 1)
+	}
+	_, _, err = bus[0].Submit(&busy)
+	require.NoError(t, err)
+	require.ErrorIs(t, m.Save(t.Context(), b.copies(pieces, 0, b.r.Perm(benchBlocks), b.r.Perm(benchBlocks))), errHalfway)
+	require.NotZero(t, last.Seq)
+	require.True(t, last.Done())
+	m.lanes[0].bus = bus
+	require.NoError(t, m.Close())
+}
+
 // A filling of many blocks allocates nothing for each of them. (Under the race detector
 // the device's pools forget on purpose.)
 func TestWaysAllocations(t *testing.T) {
