@@ -208,6 +208,7 @@ func (s *Scheduler) admit(r *request, b *budget, p *Plan) step {
 			return stop
 		}
 		if s.governs(r) && b.appends < n {
+			b.held = b.held || b.hold
 			if n = b.appends; n <= 0 {
 				return passOver // others may go on; its turn comes
 			}

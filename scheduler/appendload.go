@@ -53,30 +53,54 @@ func (s *Scheduler) Drain() {
 // Propose says what this rank asks of the next step, for ranks that step
 // together: each calls Propose, Agree joins the answers, and each is given the
 // agreement by SetAgreement before its next Plan. A scheduler that is given
-// none goes by its own proposal.
+// none goes by its own proposal. Propose changes nothing.
 func (s *Scheduler) Propose() Proposal {
+	p, _ := s.propose()
+	return p
+}
+
+// propose is what Propose says, and whether it holds attempts back for a step in
+// which nobody decodes.
+func (s *Scheduler) propose() (Proposal, bool) {
 	g := s.appends.governor
 	if g == nil {
-		return Proposal{Cap: math.MaxInt32}
+		return Proposal{Cap: math.MaxInt32}, false
 	}
 	decodes, left, ahead, context := s.appendLoad()
 	wants := WantsNothing
 	if ahead > 0 {
 		wants = WantsAppend
 	}
+	look, hold := 1, g.waits(left)
+	if hold {
+		look = s.cfg.MaxNumSeqs // those before an attempt may wait for something else than room
+	}
 	for _, q := range [...]queue{s.waiting, s.skipped} {
-		if r := q.peek(); r != nil && s.isAppend(r) {
+		if r := s.firstAppend(q, look); r != nil {
 			wants = WantsAppend
 			context = max(context, int(r.total()))
 		}
 	}
-	out := Proposal{Cap: g.cap(decodes, context), Wants: wants}
-	if g.holding = wants == WantsAppend && g.waits(left); g.holding {
-		out.Cap = 0
-	} else if wants == WantsNothing {
-		g.held = 0
+	if hold && wants == WantsAppend {
+		return Proposal{Wants: wants}, true
 	}
-	return out
+	return Proposal{Cap: g.cap(decodes, context), Wants: wants}, false
+}
+
+// firstAppend is the first attempt among so many requests of a queue, or nil. No tenant's
+// turn moves on for it.
+func (s *Scheduler) firstAppend(q queue, most int) (first *request) {
+	if q.len() == 0 {
+		return nil
+	}
+	q.each(func(r *request) bool {
+		if s.isAppend(r) {
+			first = r
+		}
+		most--
+		return first == nil && most > 0
+	})
+	return first
 }
 
 // SetAgreement binds the next plan to what the ranks of a group have agreed on.
@@ -105,15 +129,16 @@ func (s *Scheduler) beginAppends(b *budget, p *Plan) Agreement {
 	if s.appends.governor == nil {
 		return Agreement{Cap: math.MaxInt32}
 	}
+	own, hold := s.propose()
 	a := s.appends.next
 	if !s.appends.agreed {
-		a = Agreement{Cap: s.Propose().Cap}
+		a = Agreement{Cap: own.Cap}
 	}
 	s.appends.agreed = false
 	if share := s.cfg.Append.RemoteShare; share > 0 && s.timers.loads > 0 {
 		a.Cap = min(a.Cap, int32(float64(b.tokens)*(1-share)))
 	}
-	b.appends = a.Cap
+	b.appends, b.hold = a.Cap, hold
 	return a
 }
 
@@ -121,7 +146,7 @@ func (s *Scheduler) beginAppends(b *budget, p *Plan) Agreement {
 func (s *Scheduler) endAppends(a Agreement, b *budget) {
 	if g := s.appends.governor; g != nil {
 		a.Chunk = a.Chunk || b.appends < a.Cap
-		g.stepped(a)
+		g.stepped(a, b.held)
 	}
 }
 
@@ -168,11 +193,15 @@ func (s *Scheduler) localETA(suffix int32) time.Duration {
 // appendLoad is the number of running requests that decode and the most steps that one
 // of them may have left, and the append tokens that are under way with the longest
 // context that they attend to.
-func (s *Scheduler) appendLoad() (decodes int, left int32, ahead, context int) {
+func (s *Scheduler) appendLoad() (decodes, left, ahead, context int) {
 	for _, r := range s.running {
+		chunk := r.chunk
+		if s.appends.governor.cfg.Quiet > 0 {
+			chunk = r.computed < r.prefill // who is admitted in the same step does not decode in it
+		}
 		switch {
-		case !r.chunk:
-			if n := r.limit - r.total() - r.placeholders; n > 0 { // not all of it is planned
+		case !chunk:
+			if n := s.stepsLeft(r); n > 0 { // not all of it is planned
 				decodes++
 				left = max(left, n)
 			}
@@ -182,6 +211,18 @@ func (s *Scheduler) appendLoad() (decodes int, left int32, ahead, context int) {
 		}
 	}
 	return decodes, left, ahead, context
+}
+
+// stepsLeft is the number of plans until no more is needed of a request that decodes, if
+// every draft is rejected and nothing ends it sooner.
+func (s *Scheduler) stepsLeft(r *request) int {
+	// Each plan in flight brings a token and what is accepted of its drafts.
+	sure := (int(r.placeholders) + s.cfg.Drafts) / (1 + s.cfg.Drafts)
+	n := int(r.limit-r.total()) - sure
+	if s.cfg.Scheduling == Sync {
+		n *= s.cfg.InFlight // it is in one of them at a time
+	}
+	return n
 }
 
 // boundWait sets the deadline of an append attempt that has just come.

@@ -27,11 +27,13 @@ type GovernorConfig struct {
 	// attempt that comes next, so that a short suffix is done in one chunk.
 	// Default 4; at least Interval+1.
 	Savings int
-	// Quiet is how many steps attempts may be held back for a step in which nobody
-	// decodes: while all that decode are sure to end within what is left of it, by
-	// their MaxTokens. Such a step takes any chunk and lengthens nobody's answer, which
-	// matters where answers are so short that a mean over many steps says nothing of
-	// one of them. Default 0: attempts are never held back for that.
+	// Quiet is how many steps attempts may be held back, before each chunk, for a step
+	// in which nobody decodes: while all that decode are sure to end within what is left
+	// of it, by MaxTokens and the model's length. Such a step takes any chunk and
+	// lengthens nobody's answer, which matters where answers are so short that a mean
+	// over many steps says nothing of one of them. MaxWait goes on meanwhile. Ranks that
+	// step together each hold attempts back, those of all, for their own requests as long
+	// as they have attempts of their own. Default 0: attempts are never held back for that.
 	Quiet int
 	// FirstTokens is the cap until enough steps were measured. Default 64.
 	FirstTokens int
@@ -103,9 +105,9 @@ func (c GovernorConfig) validate(bad func(field, format string, args ...any)) {
 
 // Proposal is what one rank asks of the next step, before it is planned.
 type Proposal struct {
-	// cap is the number of append tokens that the rank can bear.
+	// Cap is the number of append tokens that the rank can bear.
 	Cap int32
-	// Wants is true if the rank has append tokens to compute.
+	// Wants says whether the rank has append tokens to compute.
 	Wants Want
 }
 
@@ -119,7 +121,7 @@ const (
 
 // Agreement is what the ranks of a lock-step group agree on for one step.
 type Agreement struct {
-	// cap is the number of append tokens that each rank may compute.
+	// Cap is the number of append tokens that each rank may compute.
 	Cap int32
 	// Chunk is true if some rank will compute append tokens: the interval of
 	// every rank begins anew.
@@ -147,9 +149,7 @@ type governor struct {
 	cfg   GovernorConfig
 	fit   stepFit
 	since int // steps since the last one with append tokens, of any rank
-
-	held    int  // steps for which attempts were held back for a quiet one
-	holding bool // this step's are
+	held  int // of them those in which an attempt was held back for a quiet one
 }
 
 // newGovernor makes a governor, or says what is wrong with the configuration.
@@ -221,12 +221,12 @@ func (g *governor) chunk(decodes, context int) (tokens, interval int) {
 
 // waits reports whether attempts are held back where those that decode have at most so
 // many steps left.
-func (g *governor) waits(left int32) bool { return left > 0 && g.held+int(left) <= g.cfg.Quiet }
+func (g *governor) waits(left int) bool { return left > 0 && g.held+left <= g.cfg.Quiet }
 
 // takes predicts how long so many append tokens take beside so many decodes, of at
 // most so many steps each: with the decode-only steps between their chunks, or behind
 // those that decode. It is 0 until enough steps were measured.
-func (g *governor) takes(tokens, decodes int, left int32, context int) time.Duration {
+func (g *governor) takes(tokens, decodes, left, context int) time.Duration {
 	if !g.learned() {
 		return 0
 	}
@@ -246,8 +246,9 @@ func (g *governor) takes(tokens, decodes int, left int32, context int) time.Dura
 }
 
 // stepped tells the governor that a step was planned, and whether any rank of
-// the group has append tokens in it.
-func (g *governor) stepped(a Agreement) {
+// the group has append tokens in it; held is true if one of this rank's attempts was held
+// back for a quiet one.
+func (g *governor) stepped(a Agreement, held bool) {
 	if a.Chunk {
 		g.since, g.held = 0, 0
 		return
@@ -255,7 +256,7 @@ func (g *governor) stepped(a Agreement) {
 	if g.since < math.MaxInt32 {
 		g.since++
 	}
-	if g.holding {
+	if held {
 		g.held++
 	}
 }

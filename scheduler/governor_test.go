@@ -96,13 +96,13 @@ func TestGovernorWaitsForQuiet(t *testing.T) {
 	require.False(t, g.waits(0))
 	require.True(t, g.waits(10))
 	require.False(t, g.waits(11))
-	g.holding = true
 	for range 4 {
-		g.stepped(Agreement{})
+		g.stepped(Agreement{}, true)
+		g.stepped(Agreement{}, false)
 	}
 	require.True(t, g.waits(6))
 	require.False(t, g.waits(7), "four of ten are over")
-	g.stepped(Agreement{Chunk: true})
+	g.stepped(Agreement{Chunk: true}, false)
 	require.True(t, g.waits(10), "the next chunk waits anew")
 
 	teach(&g.fit, truth, 300, rand.New(rand.NewSource(4)), plain)
@@ -126,7 +126,7 @@ func TestGovernorKeepsTheTarget(t *testing.T) {
 			if n := int(g.cap(32, 8000)); n > 0 {
 				w.Prefill, w.Context = n, float64(n)*8000
 			}
-			g.stepped(Agreement{Chunk: w.Prefill > 0})
+			g.stepped(Agreement{Chunk: w.Prefill > 0}, false)
 			total += truth.predict(w)
 		}
 		require.InEpsilon(t, 1.05, total/float64(steps)/truth.decodeOnly(32), 0.005)
@@ -137,7 +137,7 @@ func TestGovernorAbsoluteTarget(t *testing.T) {
 	g, err := newGovernor(GovernorConfig{TargetTPOT: 30 * time.Millisecond, Interval: NoInterval})
 	require.NoError(t, err)
 	teach(&g.fit, truth, 300, rand.New(rand.NewSource(5)), plain)
-	g.stepped(Agreement{Chunk: true})
+	g.stepped(Agreement{Chunk: true}, false)
 	n := g.cap(10, 4000)
 	require.InEpsilon(t, 0.030, truth.predict(StepWork{Decodes: 10, Prefill: int(n), Context: float64(n) * 4000}), 0.02)
 }
@@ -149,15 +149,15 @@ func TestGovernorSaves(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 64, g.cap(8, 8000), "nothing is known yet")
 	teach(&g.fit, truth, 300, rand.New(rand.NewSource(7)), plain)
-	g.stepped(Agreement{Chunk: true})
+	g.stepped(Agreement{Chunk: true}, false)
 	require.Zero(t, g.cap(8, 8000))
-	g.stepped(Agreement{})
+	g.stepped(Agreement{}, false)
 	two := g.cap(8, 8000)
 	for _, steps := range []int32{3, 4, 5, 5, 5} {
-		g.stepped(Agreement{})
+		g.stepped(Agreement{}, false)
 		require.InDelta(t, float64(two)*float64(steps)/2, float64(g.cap(8, 8000)), 1)
 	}
-	g.stepped(Agreement{Chunk: true})
+	g.stepped(Agreement{Chunk: true}, false)
 	require.Zero(t, g.cap(8, 8000))
 }
 
@@ -170,10 +170,10 @@ func TestGovernorStretchesTheInterval(t *testing.T) {
 	n, interval := g.chunk(8, 8000)
 	require.Equal(t, 5, interval)
 	require.Equal(t, 256, n)
-	g.stepped(Agreement{Chunk: true})
+	g.stepped(Agreement{Chunk: true}, false)
 	for range 5 {
 		require.Zero(t, g.cap(8, 8000))
-		g.stepped(Agreement{})
+		g.stepped(Agreement{}, false)
 	}
 	require.EqualValues(t, 256, g.cap(8, 8000))
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -65,7 +66,12 @@ func drawConfig(t *rapid.T) rigConfig {
 	c.HoldBack = rapid.SampledFrom([]int{0, 0, 2, 5}).Draw(t, "hold")
 	c.graphs = rapid.Bool().Draw(t, "graphs")
 	c.producer = c.connector && rapid.IntRange(0, 3).Draw(t, "producer") == 0
-	c.Append.Enable = rapid.Bool().Draw(t, "append")
+	if c.Append.Enable = rapid.Bool().Draw(t, "append"); c.Append.Enable && rapid.Bool().Draw(t, "governor") {
+		c.Append.Governor = &scheduler.GovernorConfig{
+			Quiet: rapid.SampledFrom([]int{0, 3, 12, 40}).Draw(t, "quiet"), FirstTokens: rapid.IntRange(1, 8).Draw(t, "firstTokens"), MinTokens: 2,
+		}
+		c.Append.Overload = rapid.SampledFrom([]scheduler.Overload{scheduler.IgnoreRemote, scheduler.CompareRemote}).Draw(t, "overload")
+	}
 	if rapid.Bool().Draw(t, "async") {
 		c.Scheduling = scheduler.Async
 		c.InFlight = rapid.IntRange(1, 4).Draw(t, "inflight")
@@ -94,6 +100,7 @@ func drawRequest(t *rapid.T, r *rig, n int) (scheduler.Request, remote) {
 	req.MinTokens = rapid.IntRange(0, min(2, req.MaxTokens)).Draw(t, "min")
 	if rapid.IntRange(0, 5).Draw(t, "route") == 0 {
 		req.Route = scheduler.AppendPrefill
+		req.RemoteETA = time.Duration(rapid.IntRange(0, 20).Draw(t, "eta")) * time.Millisecond
 	}
 	var kv remote
 	if r.conn != nil && rapid.Bool().Draw(t, "hasRemote") {
@@ -118,6 +125,7 @@ func TestRandomHistories(t *testing.T) {
 		if k := r.cfg.Drafts; k > 0 {
 			r.propose(k, rapid.SampledFrom([]int{0, 50, 90, 100}).Draw(t, "guess"))
 		}
+		r.timed = rapid.Bool().Draw(t, "timed")
 		r.log = func(s string) { t.Log(s) }
 		r.syncFails = func(_ string, first, last int) int {
 			if rapid.IntRange(0, 3).Draw(t, "syncFails") > 0 {

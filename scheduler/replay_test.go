@@ -20,12 +20,13 @@ func record(t *rapid.T) []byte {
 	c.opts = append(c.opts, scheduler.WithRecorder(rec))
 	r, err := newRig(c)
 	require.NoError(t, err)
+	r.timed = true
 	if k := r.cfg.Drafts; k > 0 {
 		r.propose(k, 60)
 	}
 	for i := range rapid.IntRange(3, 40).Draw(t, "steps") {
 		r.now++
-		switch rapid.SampledFrom([]string{"add", "plan", "plan", "apply", "abort", "received", "reset"}).Draw(t, "do") {
+		switch rapid.SampledFrom([]string{"add", "plan", "plan", "apply", "abort", "received", "reset", "agree"}).Draw(t, "do") {
 		case "add":
 			req, kv := drawRequest(t, r, i)
 			kv.save = rapid.Bool().Draw(t, "save")
@@ -52,6 +53,8 @@ func record(t *rapid.T) []byte {
 			}
 		case "reset":
 			_ = r.s.ResetCache(scheduler.ResetPreempt) // refused while blocks are held
+		case "agree":
+			r.s.SetAgreement(scheduler.Agree([]scheduler.Proposal{r.s.Propose(), {Cap: rapid.Int32Range(1, 12).Draw(t, "cap")}}))
 		}
 	}
 	require.NoError(t, r.quiesce(4000))

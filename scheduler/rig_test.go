@@ -35,7 +35,8 @@ type rig struct {
 
 	loads map[scheduler.RequestID]loading
 	log   func(string)
-	idle  int // plans in a row without rows or a reason
+	idle  int  // plans in a row without rows or a reason
+	timed bool // steps take a ms for each row and token
 
 	// syncFails says at which block of its table a load into a step breaks off;
 	// -1: it does not. Nil: none does.
@@ -163,7 +164,11 @@ func (r *rig) plan(fail bool) (*scheduler.Plan, error) {
 			r.exec.write(l.table, l.tokens, l.from, l.to)
 		}
 	}
-	r.flight = append(r.flight, flying{p, r.exec.run(p, fail), events})
+	res := r.exec.run(p, fail)
+	if r.timed {
+		res.Elapsed = time.Duration(p.Rows()+int(p.Total)) * time.Millisecond
+	}
+	r.flight = append(r.flight, flying{p, res, events})
 	if r.log != nil {
 		r.log(r.describe(p))
 	}

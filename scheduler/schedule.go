@@ -23,6 +23,8 @@ type budget struct {
 	throttled bool // prompts are left alone
 
 	appends int32 // tokens left for append attempts
+	hold    bool  // attempts wait for a step in which nobody decodes
+	held    bool  // and one did so
 }
 
 func (b *budget) take(n int32) {
@@ -163,8 +165,9 @@ func (s *Scheduler) planRunning(b *budget, p *Plan) {
 		// A sampled token needs a place too, unless all that is left is known.
 		n = min(n, b.room(), max(s.maxLen-r.computed-1, total-r.computed))
 		governed := r.chunk && s.governs(r)
-		if governed {
-			n = min(n, b.appends)
+		if governed && b.appends < n {
+			n = b.appends
+			b.held = b.held || b.hold
 		}
 		if n <= 0 {
 			continue
