@@ -74,23 +74,26 @@ func (l *load) await(ctx context.Context) ([]kvcache.BlockID, bool, error) {
 	nonce, ended := l.w.arrivals.expect()
 	defer l.w.arrivals.forget(nonce)
 	of := &offer{Transfer: l.what.transfer, Nonce: nonce, From: l.op.Tokens.From / l.w.id.BlockSize, WaitMS: l.op.Timeout.Milliseconds()}
-	defer func() { // nothing writes to the blocks after this
+	fence := sync.OnceFunc(func() { // nothing writes to the blocks after this
 		for _, c := range of.Open {
 			l.w.transport.Revoke(c)
 		}
-	}()
+	})
+	defer fence()
 	if of.Open, err = l.open(); err != nil {
 		return nil, true, err
 	}
 	of.Blocks = l.what.positions
 	if held, err := p.standing(ctx, verbOffer, of); err != nil || !held {
 		if err != nil { // the offer may be there all the same
+			fence() // ahead of P's answer, which may take longer than the blocks are waited for
 			p.giveUp(of)
 		}
 		return nil, true, errors.Join(fmt.Errorf("%s does not push transfer %s", p.ep.EngineID, of.Transfer), err)
 	}
 	end, err := l.wait(ctx, p, of, ended)
 	if err != nil {
+		fence()
 		p.giveUp(of)
 		return nil, true, err
 	}

@@ -1,6 +1,9 @@
 package pd
 
 import (
+	"io"
+	"net"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -257,6 +260,77 @@ func TestPushIsFenced(t *testing.T) {
 	want := newEngine(t, "x", Both, 9)
 	want.fill(blockRange(30, 4), 9)
 	sameBlocks(t, want, d, blockRange(30, 4), blockRange(30, 4))
+}
+
+// muffled passes a control channel on until it is stuck; from then on it swallows what is sent.
+func muffled(t *testing.T, to Endpoint) (at Endpoint, stuck *atomic.Bool, swallowed <-chan struct{}) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	stuck = new(atomic.Bool)
+	some := make(chan struct{})
+	first := sync.OnceFunc(func() { close(some) })
+	var wg sync.WaitGroup
+	t.Cleanup(func() { ln.Close(); wg.Wait() })
+	wg.Go(func() {
+		for {
+			here, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			there, err := net.Dial("tcp", addr(to))
+			if err != nil {
+				here.Close()
+				continue
+			}
+			wg.Go(func() { defer here.Close(); _, _ = io.Copy(here, there) })
+			wg.Go(func() {
+				defer there.Close()
+				b := make([]byte, 64<<10)
+				for {
+					n, err := here.Read(b)
+					if err != nil {
+						return
+					}
+					if stuck.Load() {
+						first()
+					} else if _, err := there.Write(b[:n]); err != nil {
+						return
+					}
+				}
+			})
+		}
+	})
+	return Endpoint{EngineID: to.EngineID, Host: "127.0.0.1", Port: ln.Addr().(*net.TCPAddr).Port}, stuck, some
+}
+
+// When D gives up P can no longer write from then on, also while it does not answer that it
+// has taken notice: the blocks may be another request's before it does.
+func TestPushIsFencedAheadOfTheAnswer(t *testing.T) {
+	p := newEngine(t, "p-1", Producer, 1)
+	at, stuck, swallowed := muffled(t, p.w.Endpoint())
+	d := newEngine(t, "d-1", Consumer, 2, lease(5*time.Minute), func(w *WorkerConfig, _ *SchedulerConfig, _ *connector.Layout) { w.Call = time.Minute })
+	toP, toD := pushPair(t, p, "x")
+	toD.Port = at.Port
+	r := remote(1, 16, toD)
+	d.load(r, 30)
+	offered(t, p)
+	stuck.Store(true)
+	d.s.Finished(r, nil, connector.End{Reason: connector.EndAbort})
+	d.flush()
+	<-swallowed                  // D says so, and waits
+	d.fill(blockRange(30, 4), 9) // another request's KV
+	pr, from := pRequest(7, 16, toP), connector.Tables{blockRange(10, 4)}
+	p.s.Added(pr)
+	p.flush()
+	p.s.Finished(pr, from, connector.End{Reason: connector.EndLength, Computed: 16})
+	p.flush()
+	require.Equal(t, connector.Sent, p.next().Kind)
+	want := newEngine(t, "x", Both, 9)
+	want.fill(blockRange(30, 4), 9)
+	sameBlocks(t, want, d, blockRange(30, 4), blockRange(30, 4))
+	require.EqualValues(t, 1, p.w.Stats().PushesFailed)
+	d.quiet(0) // it still waits
 }
 
 func TestManyPushesAtOnce(t *testing.T) {
