@@ -135,7 +135,7 @@ func (l *load) transfer(ctx context.Context) (failed []kvcache.BlockID, all bool
 		}
 	}
 	if errors.Is(err, transport.ErrPeerRestarted) {
-		p.drop()
+		p.drop(ctx)
 	}
 	if ctx.Err() != nil {
 		return nil, true, errors.Join(context.Cause(ctx), err)
@@ -297,9 +297,12 @@ func (p *peer) data(ctx context.Context) (*data, error) {
 	return p.session.data.Load(), nil
 }
 
-// drop forgets the session, so that the next use shakes hands again.
-func (p *peer) drop() {
-	p.turn <- struct{}{}
+// drop forgets the session, so that the next use shakes hands again. If ctx ends before, that
+// one does.
+func (p *peer) drop(ctx context.Context) {
+	if p.acquire(ctx) != nil {
+		return
+	}
 	defer p.yield()
 	p.session.close()
 }
