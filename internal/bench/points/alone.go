@@ -50,12 +50,12 @@ func (r *runner) atPrefiller(ctx context.Context, w *workload.Workload, p *Point
 	if err != nil {
 		return 0, err
 	}
+	if err := allValid("time of a prompt", records); err != nil {
+		return 0, err
+	}
 	var seconds []float64
 	for i := range records {
 		rec := &records[i]
-		if !rec.Valid() {
-			return 0, fmt.Errorf("time of a prompt: %s: %s", rec.RequestID, rec.Error)
-		}
 		if i > 1 || len(records) < 4 { // the first ones warm up
 			seconds = append(seconds, (rec.End - rec.Sent).Seconds())
 		}
@@ -125,11 +125,13 @@ func (r *runner) alone(ctx context.Context, d *decoder, p *Point, length int, ro
 		return nil, err
 	}
 	if r.o.Shared {
-		gaps, err := r.beside(ctx, d, p, w, routing)
+		answers, prompts, err := r.beside(ctx, d, p, w, routing)
 		if err != nil {
 			return nil, err
 		}
-		a.Beside, a.BesideGaps = measure.NewSpread(gaps).Mean, curve(gaps, 101)
+		if err := a.takeBeside(answers, prompts); err != nil {
+			fmt.Fprintf(r.o.Out, "  %s: what a token takes beside prompts is not kept: %v\n", d.name, err)
+		}
 	}
 	if d.alone == nil {
 		d.alone = map[string]*Alone{}
@@ -142,59 +144,71 @@ func (r *runner) alone(ctx context.Context, d *decoder, p *Point, length int, ro
 	return a, nil
 }
 
-// beside gives the gaps in ms of a workload's answers, one after the other, while the
-// Prefiller computes as long prompts without a pause. The answers are as long as the
-// engines bear, so that there are enough of them; none if they bear too few.
-func (r *runner) beside(ctx context.Context, d *decoder, p *Point, w *workload.Workload, routing up.Routing) ([]float64, error) {
+// beside gives a workload's answers, one after the other, and the prompts that the
+// Prefiller computes meanwhile, as long ones without a pause. The answers are as long as
+// the engines bear, so that there are enough gaps; none if they bear too few.
+func (r *runner) beside(ctx context.Context, d *decoder, p *Point, w *workload.Workload, routing up.Routing) (answers, prompts []measure.Record, err error) {
 	s := r.o.setupOf(p)
 	output := min(aloneOutput, min(s.longest(s.PrefillerTokens), s.longest(s.DecoderTokens))-len(w.Sessions[0].Turns[0].Tokens))
 	if output < 3 {
-		return nil, nil
+		return nil, nil, nil
 	}
-	prompts := firstTurns(w, besidePrompts, 1)
-	var records []measure.Record
+	work := firstTurns(w, besidePrompts, 1)
 	var ended atomic.Bool
 	group, inner := errgroup.WithContext(ctx)
 	group.Go(func() error {
 		for !ended.Load() {
-			got, err := load.Run(inner, prompts, r.atP(p, "beside-", 2))
-			if err != nil {
+			got, err := load.Run(inner, work, r.atP(p, "beside-", 2))
+			prompts = append(prompts, got...)
+			if err != nil || allValid("", got) != nil {
 				return err
 			}
-			records = append(records, got...)
 		}
 		return nil
 	})
-	var gaps []float64
-	group.Go(func() error {
+	group.Go(func() (err error) {
 		defer ended.Store(true)
 		prefix := fmt.Sprintf("answers-%d-", time.Now().UnixNano())
-		got, err := r.replay(inner, d, firstTurns(w, besideAnswers, output), p, routing, load.Config{
+		answers, err = r.replay(inner, d, firstTurns(w, besideAnswers, output), p, routing, load.Config{
 			Prefix: prefix, CacheSalt: prefix, Pace: load.Flat, MaxConcurrency: 1,
 			Prepare: func(_ string, _ int, call *load.Call) { call.Header.Set("X-Session-End", "true") },
 		})
-		if err != nil {
-			return err
-		}
-		for i := range got {
-			if !got[i].Valid() {
-				return fmt.Errorf("an answer beside prompts: %s: %s", got[i].RequestID, got[i].Error)
-			}
-			for _, g := range got[i].Gaps[min(1, len(got[i].Gaps)):] {
-				gaps = append(gaps, milliseconds(g))
-			}
-		}
-		return nil
+		return err
 	})
-	if err := group.Wait(); err != nil {
-		return nil, err
+	return answers, prompts, group.Wait()
+}
+
+// takeBeside takes the gaps of answers beside prompts, or says which of them is not valid.
+func (a *Alone) takeBeside(answers, prompts []measure.Record) error {
+	if err := allValid("an answer beside prompts", answers); err != nil {
+		return err
 	}
+	if err := allValid("a prompt beside answers", prompts); err != nil {
+		return err
+	}
+	var gaps []float64
+	for i := range answers {
+		for _, g := range answers[i].Gaps[min(1, len(answers[i].Gaps)):] {
+			gaps = append(gaps, milliseconds(g))
+		}
+	}
+	a.Beside, a.BesideGaps = measure.NewSpread(gaps).Mean, curve(gaps, 101)
+	return nil
+}
+
+// invalidError is an answer that is not valid where a point rests on it.
+type invalidError struct{ what, request, reason string }
+
+func (e *invalidError) Error() string { return e.what + ": " + e.request + ": " + e.reason }
+
+// allValid is an invalidError of the first record that is not valid.
+func allValid(what string, records []measure.Record) error {
 	for i := range records {
 		if !records[i].Valid() {
-			return nil, fmt.Errorf("a prompt beside answers: %s: %s", records[i].RequestID, records[i].Error)
+			return &invalidError{what, records[i].RequestID, records[i].Error}
 		}
 	}
-	return gaps, nil
+	return nil
 }
 
 // atP is how prompts are sent to the Prefiller itself, so many at a time.
@@ -207,12 +221,12 @@ func (r *runner) atP(p *Point, prefix string, together int) load.Config {
 
 // take takes the medians of records.
 func (a *Alone) take(records []measure.Record) error {
+	if err := allValid("a request alone", records); err != nil {
+		return err
+	}
 	var first, hit, gaps, head []float64
 	for i := range records {
 		rec := &records[i]
-		if !rec.Valid() {
-			return fmt.Errorf("a request alone: %s: %s", rec.RequestID, rec.Error)
-		}
 		took := milliseconds(rec.First - rec.Sent)
 		if rec.FollowUp() {
 			hit = append(hit, took)

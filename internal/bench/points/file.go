@@ -113,7 +113,7 @@ func Open(path, commit string, accepted []string) (_ *File, err error) {
 	}
 	for i := range lines {
 		have := lines[i].Commit
-		if have != commit && !slices.ContainsFunc(accepted, func(a string) bool { return a != "" && strings.HasPrefix(have, a) }) {
+		if have != commit && !slices.ContainsFunc(accepted, func(a string) bool { return sameCommit(have, a) }) {
 			return nil, &LineError{path, i + 1, &CommitError{have, commit}}
 		}
 	}
@@ -128,6 +128,11 @@ func Open(path, commit string, accepted []string) (_ *File, err error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	return &File{path: path, lines: lines, f: f}, nil
+}
+
+// sameCommit compares commits, either of which may be abbreviated.
+func sameCommit(a, b string) bool {
+	return a != "" && b != "" && (strings.HasPrefix(a, b) || strings.HasPrefix(b, a))
 }
 
 // Lines are those of the file, in its order.

@@ -37,7 +37,11 @@ type Sizes struct {
 }
 
 func (s Sizes) String() string {
-	return fmt.Sprintf("KV of %d tokens at P and %d at D", s.PrefillerTokens, s.DecoderTokens)
+	out := fmt.Sprintf("KV of %d tokens at P and %d at D", s.PrefillerTokens, s.DecoderTokens)
+	if s.Quiet > 0 {
+		out += fmt.Sprintf(", attempts wait up to %d steps for quiet", s.Quiet)
+	}
+	return out
 }
 
 // Line is one point that was measured.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -425,6 +426,74 @@ func TestTimeLimit(t *testing.T) {
 	require.InDelta(t, 640*(1024/35e3+256/10.5e3), (r.expected(&p) - overhead).Seconds(), 1e-6)
 	p.Rate = 1
 	require.Equal(t, apart, r.expected(&p), "nothing queues")
+}
+
+// An answer that is not valid before a point's load costs that point alone, and one
+// beside prompts no more than what rests on it.
+func TestAnswersThatAreNotValid(t *testing.T) {
+	var out bytes.Buffer
+	f, err := Open(filepath.Join(t.TempDir(), "results.jsonl"), "c0ffee", nil)
+	require.NoError(t, err)
+	list := List(Tails, TailsGroups(), 1)[:3]
+	r := &runner{o: &Options{Points: list, Results: "results.jsonl", Out: &out, Origin: Origin{Commit: "c0ffee"}}, file: f, begun: time.Now(), fleet: &fleet{}}
+	bad := []measure.Record{{RequestID: "alone-1", Error: "hung up"}}
+	r.measure = func(_ context.Context, p *Point, _ []Point) (*Line, error) {
+		if *p == list[1] {
+			return nil, fmt.Errorf("probes: %w", new(Alone).take(bad))
+		}
+		l := line(*p, p.Repeat, 1, 2, 0)
+		l.Origin = r.origin(p)
+		return &l, nil
+	}
+	var done Outcome
+	require.NoError(t, r.all(t.Context(), &done))
+	require.Equal(t, Outcome{Measured: 2, Failed: 1}, done)
+	require.Equal(t, list[1:2], r.todo())
+	require.Contains(t, out.String(), list[1].Key()+": probes: a request alone: alone-1: hung up: the point is not kept")
+	require.NoError(t, f.Close())
+
+	a := Alone{Gap: 2}
+	require.ErrorContains(t, a.takeBeside(bad, nil), "an answer beside prompts: alone-1: hung up")
+	require.ErrorContains(t, a.takeBeside(nil, bad), "a prompt beside answers: alone-1: hung up")
+	require.Equal(t, Alone{Gap: 2}, a)
+	require.NoError(t, a.takeBeside(nil, nil), "none where the engines bear too short answers")
+	require.Zero(t, a.Beside)
+}
+
+// A file may have lines of commits that are accepted, written out or not; what was
+// measured with other bounds on attempts counts neither as done nor as a repeat.
+func TestLinesOfOtherCommitsAndBounds(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "results.jsonl")
+	o := Options{Points: List(AppendPrefill, AppendGroups(), 1)[:1], Results: path, Origin: Origin{Commit: "c0ffee1"}}
+	p := &o.Points[0]
+	f, err := Open(path, "c0ffee1", nil)
+	require.NoError(t, err)
+	l := line(*p, 1, 1, 2, 0)
+	l.Commit = "c0ffee1"
+	l.Origin.Sizes = o.setupOf(p).Sizes
+	require.Positive(t, l.Sizes.Quiet)
+	l.Sizes.Quiet = 0
+	require.NoError(t, f.Add(l))
+	now := l.Origin
+	now.Sizes = o.setupOf(p).Sizes
+	require.True(t, f.Done(l.Origin, p))
+	require.False(t, f.Done(now, p))
+	l.Origin = now
+	require.NoError(t, f.Add(l))
+	require.True(t, f.Done(now, p))
+	require.NoError(t, f.Close())
+	require.Len(t, Rows(f.Lines(), AppendPrefill), 2)
+
+	for commit, accepted := range map[string][]string{"c0ffee1": nil, "another": {"", "c0ffee1"}, "yet another": {"0", "c0f"}, "longer": {"c0ffee1234567"}} {
+		f, err := Open(path, commit, accepted)
+		require.NoError(t, err, commit)
+		require.Len(t, f.Lines(), 2)
+		require.NoError(t, f.Close())
+	}
+	for _, accepted := range [][]string{nil, {""}, {"0ffee"}, {"c0ffee2"}} {
+		_, err := Open(path, "another", accepted)
+		require.ErrorContains(t, err, "line 1: measured at commit \"c0ffee1\"", "%v", accepted)
+	}
 }
 
 // What is not done when the time is over is dropped, points with answers that are

@@ -73,7 +73,7 @@ const requestTimeout = 5 * time.Minute
 // Outcome is what a run did.
 type Outcome struct {
 	Measured int     // points
-	Failed   int     // points that were loaded and have answers that are not valid
+	Failed   int     // points with answers that are not valid, of their load or before it
 	Left     []Point // that the results file still lacks
 }
 
@@ -171,10 +171,15 @@ func (r *runner) all(ctx context.Context, out *Outcome) error {
 			fmt.Fprintf(r.o.Out, "%s was not finished within %v and is dropped\n", p.Key(), r.o.Limit)
 			return nil
 		}
+		todo = slices.Delete(todo, at, at+1)
+		if invalid := (*invalidError)(nil); errors.As(err, &invalid) {
+			out.Failed++
+			fmt.Fprintf(r.o.Out, "%s: %v: the point is not kept\n", p.Key(), err)
+			continue
+		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", p.Key(), err)
 		}
-		todo = slices.Delete(todo, at, at+1)
 		if !line.complete() {
 			out.Failed++
 			fmt.Fprintf(r.o.Out, "%s: %d of %d answers are valid, the point is not kept: %s\n", p.Key(), line.Valid, line.Requests, line.Error)

@@ -61,10 +61,8 @@ func (r *runner) warm(ctx context.Context, d *decoder, p *Point, length int, rou
 	if err != nil {
 		return err
 	}
-	for i := range records {
-		if !records[i].Valid() {
-			return fmt.Errorf("warm-up: %s: %s", records[i].RequestID, records[i].Error)
-		}
+	if err := allValid("warm-up", records); err != nil {
+		return err
 	}
 	d.warm[length] = true
 	return nil
