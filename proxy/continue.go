@@ -142,15 +142,20 @@ func (c *continuation) body(modelLength int) ([]byte, bool) {
 	return o.Apply(nil, edits...), true
 }
 
-// strip gives a choices list without the token ids that the client did not ask for.
-func strip(choices []byte) []byte {
+// strip gives a choices list without the token ids that the client did not ask for, and
+// without those of a prompt, which in a continuation are not of the client's prompt alone.
+func (c *continuation) strip(choices []byte) []byte {
+	edits := []splice.Edit{splice.Delete("prompt_token_ids"), splice.Delete("token_ids")}
+	if c.asked {
+		edits = edits[:1]
+	}
 	out := []byte{'['}
 	splice.Elements(choices, func(raw []byte) bool {
 		if len(out) > 1 {
 			out = append(out, ',')
 		}
 		if o, err := splice.Parse(raw); err == nil {
-			out = o.Apply(out, splice.Delete("token_ids"), splice.Delete("prompt_token_ids"))
+			out = o.Apply(out, edits...)
 		} else {
 			out = append(out, raw...)
 		}
@@ -172,10 +177,7 @@ func (c *continuation) usage() []byte {
 // that the client's stream has.
 func (c *continuation) convert(o *splice.Object, id []byte, f features) []byte {
 	if !c.chat {
-		edits := []splice.Edit{splice.Set("id", id), splice.Delete("kv_transfer_params")}
-		if !c.asked {
-			edits = append(edits, splice.Replace("choices", strip(o.Raw("choices"))))
-		}
+		edits := []splice.Edit{splice.Set("id", id), splice.Delete("kv_transfer_params"), splice.Delete("prompt_token_ids"), splice.Replace("choices", c.strip(o.Raw("choices")))}
 		if f.hasUsage {
 			edits = append(edits, splice.Set("usage", c.usage()))
 		}
@@ -245,6 +247,7 @@ func (c *continuation) join(last *splice.Object, id []byte) []byte {
 	}
 	end := firstChoice(last)
 	edits := []splice.Edit{splice.Set("finish_reason", or(splice.Field(end, "finish_reason"), "null")), splice.Set("stop_reason", or(splice.Field(end, "stop_reason"), "null"))}
+	around := []splice.Edit{splice.Set("id", id), splice.Set("usage", c.usage()), splice.Delete("kv_transfer_params")}
 	if c.asked {
 		ids, err := json.Marshal(c.ids)
 		if err != nil { // numbers always encode
@@ -253,6 +256,7 @@ func (c *continuation) join(last *splice.Object, id []byte) []byte {
 		edits = append(edits, splice.Set("token_ids", ids))
 	} else {
 		edits = append(edits, splice.Delete("token_ids"), splice.Delete("prompt_token_ids"))
+		around = append(around, splice.Delete("prompt_token_ids"))
 	}
 	first, err := splice.Parse(firstChoice(o))
 	if err != nil { // a choice with output is an object
@@ -266,7 +270,7 @@ func (c *continuation) join(last *splice.Object, id []byte) []byte {
 		edits = append(edits, splice.Set("text", text))
 	}
 	choices := append(first.Apply([]byte{'['}, edits...), ']')
-	return o.Apply(nil, splice.Set("id", id), splice.Set("choices", choices), splice.Set("usage", c.usage()), splice.Delete("kv_transfer_params"), splice.Delete("prompt_token_ids"))
+	return o.Apply(nil, append(around, splice.Set("choices", choices))...)
 }
 
 // goOn continues the answer with further P/D rounds. The client knows nothing

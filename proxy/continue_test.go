@@ -3,6 +3,7 @@ package proxy
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -122,11 +123,47 @@ func TestContinue(t *testing.T) {
 	}
 }
 
-// A client that asks for token ids gets them through a continuation too.
+// A client that asks for token ids gets those of the answer and, once, those of its prompt
+// through a continuation too, as if the Decoder had not given the answer up.
 func TestContinueWithIDs(t *testing.T) {
-	c := start(t, setup{change: continuing, backend: func(b *backendtest.Backend) { b.Tokens, b.GiveUp = 6, 4 }})
-	r := c.post(chatPath, turnBody(1, `,"max_tokens":6,"return_token_ids":true`))
-	require.Contains(t, r.body, `"token_ids":[1000,1001,1002,1003,1004,1005]`)
+	idsOf := func(body string) (prompts, ids [][]int) {
+		body = strings.TrimSuffix(strings.ReplaceAll(body, "data: [DONE]\n\n", ""), "\n\n")
+		for ev := range strings.SplitSeq(body, "\n\n") {
+			var m struct {
+				Prompt  []int `json:"prompt_token_ids"`
+				Choices []struct {
+					Prompt []int `json:"prompt_token_ids"`
+					IDs    []int `json:"token_ids"`
+				}
+			}
+			require.NoError(t, json.Unmarshal([]byte(strings.TrimPrefix(ev, "data: ")), &m), ev)
+			lists := [][]int{m.Prompt}
+			for _, choice := range m.Choices {
+				lists, ids = append(lists, choice.Prompt), append(ids, choice.IDs)
+			}
+			for _, list := range lists {
+				if list != nil {
+					prompts = append(prompts, list)
+				}
+			}
+		}
+		return prompts, [][]int{slices.Concat(ids...)}
+	}
+	for _, stream := range []string{"", streamTurn} {
+		more := `,"max_tokens":6,"return_token_ids":true` + stream
+		for path, body := range map[string]string{chatPath: turnBody(1, more), "/v1/completions": `{"model":"fake","prompt":"question"` + more + `}`} {
+			c := start(t, setup{change: continuing, backend: func(b *backendtest.Backend) { b.Tokens = 6 }})
+			prompts, ids := idsOf(c.post(path, body).body)
+			require.Equal(t, [][]int{{1, 2, 3, 4, 5}}, prompts)
+			require.Equal(t, [][]int{{1000, 1001, 1002, 1003, 1004, 1005}}, ids)
+			c.d[0].Set(func(b *backendtest.Backend) { b.GiveUp = 4 })
+			r := c.post(path, body)
+			got, gotIDs := idsOf(r.body)
+			require.Equal(t, prompts, got, r.body)
+			require.Equal(t, ids, gotIDs, r.body)
+			c.wantLegs(3, 0, 3)
+		}
+	}
 }
 
 // What ids alone cannot continue ends with an error event, as does an answer

@@ -137,9 +137,7 @@ func (x *exchange) answerFrom(c call, mode relayMode) result {
 			return x.errorAnswer(c, resp, raw)
 		}
 		rel := relay{x: x, c: c, ctx: ctx, mode: mode, status: resp.Status, scratch: takeScratch()}
-		if x.cont == nil { // a continuation keeps parts of answers
-			defer rel.giveBack()
-		}
+		defer rel.giveBack() // of the answer only copies are kept
 		if isEventStream(resp.Header.Get("Content-Type")) {
 			res := rel.stream(resp, w)
 			line.Output = rel.output()

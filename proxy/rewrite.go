@@ -81,7 +81,7 @@ func (r *relay) rewrite(dst []byte, f features, usage bool) []byte {
 	}
 	if x.cont != nil && !x.cont.asked {
 		if choices := r.object.Raw("choices"); len(choices) > 2 && choices[0] == '[' {
-			edits[n] = splice.Set("choices", strip(choices))
+			edits[n] = splice.Set("choices", x.cont.strip(choices))
 			n++
 		}
 		edits[n] = splice.Delete("prompt_token_ids")
@@ -175,11 +175,11 @@ func (x *exchange) unfinished(o *splice.Object, f features) []byte {
 	if x.continues() {
 		return x.cont.convert(whole, x.responseID(), f)
 	}
-	choices := whole.Raw("choices")
+	edits := []splice.Edit{splice.Set("id", x.responseID()), splice.Delete("kv_transfer_params"), splice.Delete("usage")}
 	if x.cont != nil && !x.cont.asked {
-		choices = strip(choices)
+		edits = append(edits, splice.Set("choices", x.cont.strip(whole.Raw("choices"))), splice.Delete("prompt_token_ids"))
 	}
-	return whole.Apply(nil, splice.Set("id", x.responseID()), splice.Set("choices", choices), splice.Delete("kv_transfer_params"), splice.Delete("usage"), splice.Delete("prompt_token_ids"))
+	return whole.Apply(nil, edits...)
 }
 
 // responseID is the id that the client sees on every part of its answer, as a JSON string.
