@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -76,8 +77,8 @@ func (c *continuation) take(o *splice.Object, f features) {
 		c.broken = true
 	}
 	if filled(ids) {
-		more := tokens(ids)
-		c.broken = c.broken || more == nil
+		more, ok := openai.ParseIDs(ids)
+		c.broken = c.broken || !ok
 		c.ids = append(c.ids, more...)
 	}
 }
@@ -85,7 +86,7 @@ func (c *continuation) take(o *splice.Object, f features) {
 // promptIDs are the prompt's token ids; nil while they are not known.
 func (c *continuation) promptIDs() []int32 {
 	if c.prompt == nil && c.list != nil {
-		c.prompt = tokens(c.list)
+		c.prompt, _ = openai.ParseIDs(c.list)
 	}
 	return c.prompt
 }
@@ -96,15 +97,6 @@ func firstChoice(o *splice.Object) (choice []byte) {
 		return false
 	})
 	return choice
-}
-
-// tokens decodes a list of token ids; nil when it is none.
-func tokens(raw []byte) []int32 {
-	var ids []int32
-	if json.Unmarshal(raw, &ids) != nil {
-		return nil
-	}
-	return ids
 }
 
 // ready reports whether the answer can be continued.
@@ -123,14 +115,7 @@ func (c *continuation) body(modelLength int) ([]byte, bool) {
 	if left <= 0 {
 		return nil, false
 	}
-	ids := make([]byte, 0, 8*(len(c.promptIDs())+len(c.ids)))
-	ids = append(ids, '[')
-	for _, list := range [][]int32{c.promptIDs(), c.ids} {
-		for _, id := range list {
-			ids = append(strconv.AppendInt(ids, int64(id), 10), ',')
-		}
-	}
-	ids[len(ids)-1] = ']'
+	ids := openai.AppendIDs(nil, slices.Concat(c.promptIDs(), c.ids))
 	o, err := splice.Parse(c.skeleton)
 	if err != nil { // it was made of a checked body
 		panic(err)
@@ -249,11 +234,7 @@ func (c *continuation) join(last *splice.Object, id []byte) []byte {
 	edits := []splice.Edit{splice.Set("finish_reason", or(splice.Field(end, "finish_reason"), "null")), splice.Set("stop_reason", or(splice.Field(end, "stop_reason"), "null"))}
 	around := []splice.Edit{splice.Set("id", id), splice.Set("usage", c.usage()), splice.Delete("kv_transfer_params")}
 	if c.asked {
-		ids, err := json.Marshal(c.ids)
-		if err != nil { // numbers always encode
-			panic(err)
-		}
-		edits = append(edits, splice.Set("token_ids", ids))
+		edits = append(edits, splice.Set("token_ids", openai.AppendIDs(nil, c.ids)))
 	} else {
 		edits = append(edits, splice.Delete("token_ids"), splice.Delete("prompt_token_ids"))
 		around = append(around, splice.Delete("prompt_token_ids"))

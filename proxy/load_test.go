@@ -277,3 +277,28 @@ func TestEventsAllocateNothing(t *testing.T) {
 type devNull struct{ net.Conn }
 
 func (devNull) Write(p []byte) (int, error) { return len(p), nil }
+
+// The first event of a chat may repeat a prompt of any length before there is output. Many
+// events without output are too much all the same.
+func TestLongBeforeAnyOutput(t *testing.T) {
+	c := start(t, setup{})
+	ids := strings.Repeat("123456,", 3*maxHeld/7) + "7"
+	opening := `data: {"id":"x","prompt_token_ids":[` + ids + `],"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}` + "\n\n"
+	open := func(times int) {
+		c.d[0].Set(func(b *backendtest.Backend) {
+			b.Hook = on("d", func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				_, _ = io.WriteString(w, strings.Repeat(opening, times)+"data: "+tokenEvent+"\n\ndata: [DONE]\n\n")
+			})
+		})
+	}
+	open(1)
+	r := c.post(chatPath, turnBody(1, `,"return_token_ids":true`+streamTurn))
+	require.Equal(t, 200, r.status)
+	require.Contains(t, r.body, `"prompt_token_ids":[`+ids+`]`)
+	require.Contains(t, r.body, "[DONE]")
+	open(2)
+	r = c.post(chatPath, turnBody(1, streamTurn))
+	require.Equal(t, 502, r.status)
+	require.Contains(t, r.errorOf(t)["message"], "too much before any output")
+}

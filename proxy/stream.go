@@ -11,7 +11,8 @@ import (
 	"github.com/sluice-serving/sluice/proxy/wire"
 )
 
-// maxHeld bounds the bytes that are held back before output is proven.
+// maxHeld is how many bytes may be held back before output is proven, besides one event: the
+// first one of a chat may have the ids of a prompt of any length, and no output.
 const maxHeld = 1 << 20
 
 func isEventStream(contentType string) bool {
@@ -193,7 +194,7 @@ func (r *relay) alike(ev openai.Event, text []byte, more bool, now time.Time) (r
 // pass sends an event on, or holds it back while no output is proven.
 func (r *relay) pass(raw []byte, more bool, now time.Time) (result, bool) {
 	if !r.sawOutput {
-		if len(r.held)+len(raw) > maxHeld {
+		if len(r.held) > maxHeld {
 			return result{verdict: failed, reason: "error:held", problem: openai.BadGateway("the %s sent too much before any output", roles[r.c.leg])}, true
 		}
 		r.held = append(r.held, raw...)

@@ -2,6 +2,7 @@ package openai
 
 import (
 	"bytes"
+	"encoding/json"
 	"strconv"
 )
 
@@ -15,6 +16,17 @@ func AppendIDs[T ~int32](dst []byte, ids []T) []byte {
 		dst = strconv.AppendInt(dst, int64(id), 10)
 	}
 	return append(dst, ']')
+}
+
+// ParseIDs reads a list of token ids in JSON; false when it is none.
+func ParseIDs(list []byte) (ids []int32, ok bool) {
+	if ids, ok = parseIDs(list); ok {
+		return ids, true
+	}
+	if json.Unmarshal(list, &ids) != nil || bytes.Contains(list, []byte("null")) { // which it takes for 0
+		return nil, false
+	}
+	return ids, true
 }
 
 // parseIDs reads a list of token ids that is written as most clients write it: plain

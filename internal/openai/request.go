@@ -249,12 +249,20 @@ func (p *Prompt) UnmarshalJSON(b []byte) error {
 		}
 	case inner[0] == '[':
 		p.list = true
-		if err := json.Unmarshal(b, &p.Tokens); err != nil {
-			return errors.New("prompt must be a list of token id lists throughout")
+		var lists []json.RawMessage
+		if err := json.Unmarshal(b, &lists); err != nil {
+			return err
+		}
+		for _, list := range lists {
+			ids, ok := ParseIDs(list)
+			if !ok {
+				return errors.New("prompt must be a list of token id lists throughout")
+			}
+			p.Tokens = append(p.Tokens, ids)
 		}
 	default:
-		ids, ok := parseIDs(b)
-		if !ok && json.Unmarshal(b, &ids) != nil {
+		ids, ok := ParseIDs(b)
+		if !ok {
 			return errors.New("prompt must be a list of token ids throughout")
 		}
 		p.Tokens = [][]int32{ids}

@@ -45,7 +45,8 @@ type Reader struct {
 	src   io.Reader
 	buf   []byte
 	start int // first byte of the event being read
-	scan  int // first byte not yet looked at
+	scan  int // start of the line at hand
+	seen  int // bytes of it that were looked at for its end
 	max   int
 	err   error
 	join  []byte // joined data of an event with several data lines
@@ -151,10 +152,13 @@ func (r *Reader) blankLine() (int, bool) {
 	}
 	for r.scan < len(r.buf) {
 		rest := r.buf[r.scan:]
-		i := lineEnd(rest)
+		i := lineEnd(rest[r.seen:])
 		if i < 0 {
+			r.seen = len(rest)
 			return 0, false
 		}
+		i += r.seen
+		r.seen = i
 		next := r.scan + i + 1
 		if rest[i] == '\r' {
 			if next == len(r.buf) && r.err == nil && !(i == 0 && r.loneCR()) {
@@ -164,7 +168,7 @@ func (r *Reader) blankLine() (int, bool) {
 				next++
 			}
 		}
-		r.scan = next
+		r.scan, r.seen = next, 0
 		if i == 0 {
 			return next, true
 		}

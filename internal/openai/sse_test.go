@@ -197,3 +197,16 @@ func TestStream(t *testing.T) {
 	require.Equal(t, "data: {\"a\":1}\n\ndata: {\"error\":{\"message\":\"gone\",\"type\":\"upstream_error\",\"param\":null,\"code\":null}}\n\ndata: [DONE]\n\n", w.Body.String())
 	require.Equal(t, "event: e\ndata: a\ndata: b\n\n", string(AppendEvent(nil, "e", []byte("a\nb"))))
 }
+
+// BenchmarkLongEvent is an event of 1 MiB that comes in segments of a network.
+func BenchmarkLongEvent(b *testing.B) {
+	text := "data: " + strings.Repeat("x", 1<<20) + "\n\n"
+	b.SetBytes(int64(len(text)))
+	r := new(Reader)
+	for b.Loop() {
+		r.Reset(&chunked{src: strings.NewReader(text), sizes: []int{1448}}, 0)
+		if ev, err := r.Next(); err != nil || len(ev.Raw) != len(text) {
+			b.Fatal(err)
+		}
+	}
+}
