@@ -95,7 +95,7 @@ func guardedWith(faults ...Fault) ClusterConfig {
 func TestEveryRequestEndsInSpiteOfFaults(t *testing.T) {
 	load := faultsWorkload()
 	load.Count, load.Rounds, load.Window = 16, 3, 20
-	for _, depth := range []int{1, 2} {
+	for mode := range 3 { // steps one by one, ahead, and of instances that slow each other down
 		for at := 10.0; at < 30; at += 4.1 {
 			for _, f := range []Fault{
 				{Kind: DecoderRestart, At: at, For: 9, Instance: 1},
@@ -106,8 +106,11 @@ func TestEveryRequestEndsInSpiteOfFaults(t *testing.T) {
 				cfg := guardedWith(f)
 				cfg.Decode.Host, cfg.Decode.Save, cfg.Decode.Restore = HostTier()
 				cfg.Reverse = ReversePull
-				if depth == 2 {
+				if mode > 0 {
 					cfg = Asynchronous(cfg)
+				}
+				if mode > 1 {
+					cfg.Share, cfg.Decode.Slowed, cfg.Gaps = 0.8, 0.5, true
 				}
 				r := run(t, cfg, load)
 				checkAnswers(t, r, load)
