@@ -20,7 +20,8 @@ const (
 	// Auto goes by what the device does: while it is busy (DeviceOptions.Busy) as Engine,
 	// which leaves the compute units to the steps; else as Staged, which moves more.
 	Auto Way = iota
-	// Staged gathers blocks on the device; they cross as runs, by the copy engines.
+	// Staged gathers blocks on the device; they cross as runs, by the copy engines. Blocks
+	// of few pieces, or of pieces from 256 KiB on, are left to the copy engines as they are.
 	Staged
 	// Direct lets a few of the compute units copy between the blocks and the host.
 	Direct

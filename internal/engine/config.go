@@ -344,6 +344,9 @@ func (c Config) Warnings() []string {
 	if c.ExpertParallel && c.DataParallel == 1 {
 		out = append(out, "enable-expert-parallel has no effect on one rank")
 	}
+	if c.BatchInvariant && c.NamedOperations {
+		out = append(out, "batch-invariant has no effect beside named-operations, which are so too")
+	}
 	if c.KVEvents.idle() {
 		out = append(out, "kv-events-config has no effect without enable_kv_cache_events")
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-serving/sluice/ascendrt"
+	"github.com/sluice-serving/sluice/internal/engine/executor"
 )
 
 func TestParseConfigs(t *testing.T) {
@@ -86,6 +87,18 @@ func TestValidate(t *testing.T) {
 		d := c.cfg.withDefaults()
 		require.Equal(t, c.block, d.BlockSize)
 		require.Equal(t, c.typ, d.storage())
+	}
+	for _, c := range []struct {
+		cfg  Config
+		ops  executor.Ops
+		warn int
+	}{
+		{Config{}, executor.OpsFused, 0}, {Config{BatchInvariant: true}, executor.OpsPerRow, 0}, {Config{NamedOperations: true}, executor.OpsNamed, 0},
+		{Config{BatchInvariant: true, NamedOperations: true}, executor.OpsNamed, 1},
+	} {
+		require.NoError(t, c.cfg.Validate())
+		require.Equal(t, c.ops, c.cfg.ops())
+		require.Len(t, c.cfg.withDefaults().Warnings(), c.warn)
 	}
 	producer := Config{Additional: appends, KVTransfer: role(RoleProducer), NoPrefix: true}
 	require.NoError(t, producer.Validate())

@@ -67,6 +67,9 @@ func (c Config) Validate() error {
 	if c.Type != 0 && c.Type != ascendrt.Float32 && c.Type != ascendrt.BFloat16 {
 		errs = append(errs, fmt.Errorf("executor: storage type %v; float32 and bfloat16 exist", c.Type))
 	}
+	if c.Ops > OpsNamed {
+		errs = append(errs, fmt.Errorf("executor: operations %d; there are %s", c.Ops, strings.Join(opsNames[:], ", ")))
+	}
 	if c.Blocks != 0 {
 		least("blocks", c.Blocks, 2)
 	}
