@@ -145,3 +145,26 @@ func TestOrdinaryStreamsAreAlike(t *testing.T) {
 	require.Equal(t, maxMissed+1, r.pattern.missed)
 	p.router.Finish(time.Now(), r.x.turn, route.Outcome{Result: route.Cancelled})
 }
+
+// However a stream is made, what the client gets of it is what it would get if every
+// event were parsed.
+func FuzzEvents(f *testing.F) {
+	const plain = `{"id":"x","choices":[{"index":0,"delta":{"content":"%s"},"finish_reason":null}]}`
+	event := func(text string) string { return "data: " + fmt.Sprintf(plain, text) + "\n\n" }
+	for _, s := range []string{
+		event("a") + event("b") + event(`c","finish_reason":"stop`) + event(`\"`) + "data: [DONE]\n\n",
+		event("a") + event("b") + ": c\r\n\r\n" + strings.ReplaceAll(event("c"), "\n", "\r\n") + "data: [DONE]\n\n" + event("d"),
+		event("a") + strings.ReplaceAll(event("b"), `{"index"`, "\ndata: {\"index\"") + event("c"),
+		event("a") + strings.ReplaceAll(event("b"), `]}`, `],"usage":{"completion_tokens":1}}`) + event("c"),
+		event("a") + strings.ReplaceAll(event("b"), `"id":"x"`, `"id":"x","id":"y"`) + event("\xff") + event(""),
+	} {
+		f.Add([]byte(s))
+	}
+	p := idleProxy(f)
+	f.Fuzz(func(t *testing.T, in []byte) {
+		want, outputs, _ := relayed(t, p, string(in), false)
+		got, counted, _ := relayed(t, p, string(in), true)
+		require.Equal(t, want, got)
+		require.Equal(t, outputs, counted)
+	})
+}

@@ -154,8 +154,8 @@ var notPrefilled = [...]string{"cache_hit_threshold", "return_token_ids"}
 // answer may want members of its own in the leg.
 func (x *exchange) prefill(addr, decoder string) (params json.RawMessage, cached int, res result) {
 	x.legsP++
-	edits := []splice.Edit{splice.Set("kv_transfer_params", x.computes())}
 	extra := x.p.backend(decoder).PrefillMembers
+	edits := append(make([]splice.Edit, 0, 8+len(extra)), splice.Set("kv_transfer_params", x.computes())) // with those of prefillLeg
 	for _, key := range sortedKeys(extra) {
 		edits = append(edits, splice.Set(key, extra[key]))
 	}
