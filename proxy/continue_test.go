@@ -3,7 +3,6 @@ package proxy
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
@@ -123,42 +122,44 @@ func TestContinue(t *testing.T) {
 	}
 }
 
+// idsOf are the lists of a prompt's ids in an answer, and the ids of its output.
+func idsOf(t *testing.T, body string) (prompts [][]int, ids []int) {
+	body = strings.TrimSuffix(strings.ReplaceAll(body, "data: [DONE]\n\n", ""), "\n\n")
+	for ev := range strings.SplitSeq(body, "\n\n") {
+		var m struct {
+			Prompt  []int `json:"prompt_token_ids"`
+			Choices []struct {
+				Prompt []int `json:"prompt_token_ids"`
+				IDs    []int `json:"token_ids"`
+			}
+		}
+		require.NoError(t, json.Unmarshal([]byte(strings.TrimPrefix(ev, "data: ")), &m), ev)
+		lists := [][]int{m.Prompt}
+		for _, choice := range m.Choices {
+			lists, ids = append(lists, choice.Prompt), append(ids, choice.IDs...)
+		}
+		for _, list := range lists {
+			if list != nil {
+				prompts = append(prompts, list)
+			}
+		}
+	}
+	return prompts, ids
+}
+
 // A client that asks for token ids gets those of the answer and, once, those of its prompt
 // through a continuation too, as if the Decoder had not given the answer up.
 func TestContinueWithIDs(t *testing.T) {
-	idsOf := func(body string) (prompts, ids [][]int) {
-		body = strings.TrimSuffix(strings.ReplaceAll(body, "data: [DONE]\n\n", ""), "\n\n")
-		for ev := range strings.SplitSeq(body, "\n\n") {
-			var m struct {
-				Prompt  []int `json:"prompt_token_ids"`
-				Choices []struct {
-					Prompt []int `json:"prompt_token_ids"`
-					IDs    []int `json:"token_ids"`
-				}
-			}
-			require.NoError(t, json.Unmarshal([]byte(strings.TrimPrefix(ev, "data: ")), &m), ev)
-			lists := [][]int{m.Prompt}
-			for _, choice := range m.Choices {
-				lists, ids = append(lists, choice.Prompt), append(ids, choice.IDs)
-			}
-			for _, list := range lists {
-				if list != nil {
-					prompts = append(prompts, list)
-				}
-			}
-		}
-		return prompts, [][]int{slices.Concat(ids...)}
-	}
 	for _, stream := range []string{"", streamTurn} {
 		more := `,"max_tokens":6,"return_token_ids":true` + stream
 		for path, body := range map[string]string{chatPath: turnBody(1, more), "/v1/completions": `{"model":"fake","prompt":"question"` + more + `}`} {
 			c := start(t, setup{change: continuing, backend: func(b *backendtest.Backend) { b.Tokens = 6 }})
-			prompts, ids := idsOf(c.post(path, body).body)
+			prompts, ids := idsOf(t, c.post(path, body).body)
 			require.Equal(t, [][]int{{1, 2, 3, 4, 5}}, prompts)
-			require.Equal(t, [][]int{{1000, 1001, 1002, 1003, 1004, 1005}}, ids)
+			require.Equal(t, []int{1000, 1001, 1002, 1003, 1004, 1005}, ids)
 			c.d[0].Set(func(b *backendtest.Backend) { b.GiveUp = 4 })
 			r := c.post(path, body)
-			got, gotIDs := idsOf(r.body)
+			got, gotIDs := idsOf(t, r.body)
 			require.Equal(t, prompts, got, r.body)
 			require.Equal(t, ids, gotIDs, r.body)
 			c.wantLegs(3, 0, 3)
@@ -207,6 +208,14 @@ func TestContinueBroken(t *testing.T) {
 		r := c.post(chatPath, turnBody(1, `,"max_tokens":8`+streamTurn))
 		require.Equal(t, backendtest.Text(8), clientText(t, r), r.body)
 		require.Equal(t, 1, strings.Count(r.body, "[DONE]"))
+	}
+	for path, body := range map[string]string{chatPath: turnBody(1, ""), "/v1/completions": `{"model":"fake","prompt":"question"}`} {
+		for range 4 {
+			r := c.post(path, body[:len(body)-1]+`,"max_tokens":8,"return_token_ids":true`+streamTurn+"}")
+			prompts, ids := idsOf(t, r.body)
+			require.Equal(t, [][]int{{1, 2, 3, 4, 5}}, prompts, r.body)
+			require.Equal(t, []int{1000, 1001, 1002, 1003, 1004, 1005, 1006, 1007}, ids, r.body)
+		}
 	}
 	require.NotEmpty(t, c.d[0].Records())
 	// With the other one gone as well the client is told.
