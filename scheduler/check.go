@@ -85,6 +85,9 @@ func (s *Scheduler) Check() error {
 			broken("S2", "plan %d has %d tokens in %d rows", p.Seq, p.Total, p.Rows())
 		}
 	}
+	if g := s.appends.governor; g != nil && g.held > g.cfg.Quiet {
+		broken("S8", "attempts were held back for %d steps, Quiet is %d", g.held, g.cfg.Quiet)
+	}
 	s.checkBlocks(broken)
 	return errors.Join(errs...)
 }

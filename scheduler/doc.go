@@ -72,4 +72,6 @@
 //     loaded, between two turns or held.
 //   - S6: blocks in use are those of the requests and of the fences, no others.
 //   - S7: every wait has a deadline.
+//   - S8: between two steps with append tokens, attempts are held back for at
+//     most GovernorConfig.Quiet steps.
 package scheduler

@@ -70,6 +70,7 @@ func drawConfig(t *rapid.T) rigConfig {
 		c.Append.Governor = &scheduler.GovernorConfig{
 			Quiet: rapid.SampledFrom([]int{0, 3, 12, 40}).Draw(t, "quiet"), FirstTokens: rapid.IntRange(1, 8).Draw(t, "firstTokens"), MinTokens: 2,
 		}
+		c.Append.MaxWait = time.Duration(rapid.SampledFrom([]int{0, 0, 5, 20}).Draw(t, "maxWait"))
 		c.Append.Overload = rapid.SampledFrom([]scheduler.Overload{scheduler.IgnoreRemote, scheduler.CompareRemote}).Draw(t, "overload")
 	}
 	if rapid.Bool().Draw(t, "async") {

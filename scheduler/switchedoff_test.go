@@ -42,6 +42,7 @@ func TestSwitchedOffNothingShows(t *testing.T) {
 					c.Append = scheduler.Guarded(16)
 					c.Append.Enable = false
 					c.Append.MinPrefixTokens, c.Append.MaxWait, c.Append.Tier = 1<<20, time.Nanosecond, scheduler.RestoreFromTier
+					c.Append.Governor.Quiet = 100
 				case req.Route == scheduler.Local:
 					req.Route, req.Session, req.RemoteETA = scheduler.AppendPrefill, "s", 1
 				}
