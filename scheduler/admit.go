@@ -209,10 +209,9 @@ func (s *Scheduler) admit(r *request, b *budget, p *Plan) step {
 		}
 		if s.governs(r) && b.appends < n {
 			b.held = b.held || b.hold
-			if n = b.appends; n <= 0 {
+			if n, pad = min(n-pad, b.appends), 0; n <= 0 {
 				return passOver // others may go on; its turn comes
 			}
-			pad = 0
 		}
 	}
 	if !s.allocate(r, hit, ext, n, load, p) {

@@ -305,6 +305,20 @@ func TestProposeHasNoEffect(t *testing.T) {
 	}
 }
 
+// A prompt's last token that would be padded to the shape of those that verify drafts is
+// not where that is more than attempts may have: the row has that one token alone.
+func TestAppendsArePaddedWithinTheCap(t *testing.T) {
+	for cap, want := range map[int][2]int32{5: {5, 4}, 4: {1, 0}, 2: {1, 0}, 1: {1, 0}} {
+		d := newDecider(t, Config{MaxBatchedTokens: 64, Drafts: 4, Append: AppendConfig{Enable: true, Governor: &GovernorConfig{FirstTokens: cap}}})
+		d.turn("s", 1, 16, Local, EndOfTurn)
+		d.scheduled(d.add(Request{ID: "decodes", Prompt: prompt(2, 8), MaxTokens: 100}))
+		id := d.add(Request{ID: "hit", Prompt: prompt(1, 17), Route: AppendPrefill})
+		p := d.s.Plan(d.now)
+		require.Equal(t, id, p.Requests[1])
+		require.Equal(t, want, [2]int32{p.Scheduled[1], p.Placeholders[1]}, "%d", cap)
+	}
+}
+
 // What the ranks of a group have agreed on binds the next plan alone.
 func TestAnAgreementBindsTheNextPlan(t *testing.T) {
 	d := newDecider(t, Config{MaxBatchedTokens: 32, Append: AppendConfig{Enable: true, Governor: &GovernorConfig{}}})
