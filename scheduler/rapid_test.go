@@ -66,18 +66,26 @@ func drawConfig(t *rapid.T) rigConfig {
 	c.HoldBack = rapid.SampledFrom([]int{0, 0, 2, 5}).Draw(t, "hold")
 	c.graphs = rapid.Bool().Draw(t, "graphs")
 	c.producer = c.connector && rapid.IntRange(0, 3).Draw(t, "producer") == 0
-	if c.Append.Enable = rapid.Bool().Draw(t, "append"); c.Append.Enable && rapid.Bool().Draw(t, "governor") {
-		c.Append.Governor = &scheduler.GovernorConfig{
-			Quiet: rapid.SampledFrom([]int{0, 3, 12, 40}).Draw(t, "quiet"), FirstTokens: rapid.IntRange(1, 8).Draw(t, "firstTokens"), MinTokens: 2,
-		}
-		c.Append.MaxWait = time.Duration(rapid.SampledFrom([]int{0, 0, 5, 20}).Draw(t, "maxWait"))
-		c.Append.Overload = rapid.SampledFrom([]scheduler.Overload{scheduler.IgnoreRemote, scheduler.CompareRemote}).Draw(t, "overload")
-	}
+	c.Append.Enable = rapid.Bool().Draw(t, "append")
 	if rapid.Bool().Draw(t, "async") {
 		c.Scheduling = scheduler.Async
 		c.InFlight = rapid.IntRange(1, 4).Draw(t, "inflight")
 	} else if rapid.IntRange(0, 3).Draw(t, "pipelined") == 0 {
 		c.InFlight = 3
+	}
+	return c
+}
+
+// drawGoverned has attempts that are bounded, compared and refused beside what drawConfig
+// draws, which recorded failures are made of.
+func drawGoverned(t *rapid.T) rigConfig {
+	c := drawConfig(t)
+	c.Append = scheduler.AppendConfig{
+		Enable: true, MaxWait: time.Duration(rapid.SampledFrom([]int{0, 0, 5, 20}).Draw(t, "maxWait")),
+		Overload: rapid.SampledFrom([]scheduler.Overload{scheduler.IgnoreRemote, scheduler.CompareRemote}).Draw(t, "overload"),
+		Governor: &scheduler.GovernorConfig{
+			Quiet: rapid.SampledFrom([]int{0, 3, 12, 40}).Draw(t, "quiet"), FirstTokens: rapid.IntRange(1, 8).Draw(t, "firstTokens"), MinTokens: 2,
+		},
 	}
 	return c
 }
@@ -101,7 +109,7 @@ func drawRequest(t *rapid.T, r *rig, n int) (scheduler.Request, remote) {
 	req.MinTokens = rapid.IntRange(0, min(2, req.MaxTokens)).Draw(t, "min")
 	if rapid.IntRange(0, 5).Draw(t, "route") == 0 {
 		req.Route = scheduler.AppendPrefill
-		req.RemoteETA = time.Duration(rapid.IntRange(0, 20).Draw(t, "eta")) * time.Millisecond
+		req.RemoteETA = time.Duration(n*7%20) * time.Millisecond
 	}
 	var kv remote
 	if r.conn != nil && rapid.Bool().Draw(t, "hasRemote") {
@@ -120,13 +128,23 @@ func drawRequest(t *rapid.T, r *rig, n int) (scheduler.Request, remote) {
 // the end no block is held.
 func TestRandomHistories(t *testing.T) {
 	setChecks(t, 400)
+	randomHistories(t, drawConfig)
+}
+
+// So do they where attempts are governed.
+func TestRandomHistoriesOfAttempts(t *testing.T) {
+	setChecks(t, 200)
+	randomHistories(t, drawGoverned)
+}
+
+func randomHistories(t *testing.T, draw func(*rapid.T) rigConfig) {
 	rapid.Check(t, func(t *rapid.T) {
-		r, err := newRig(drawConfig(t))
+		r, err := newRig(draw(t))
 		require.NoError(t, err)
 		if k := r.cfg.Drafts; k > 0 {
 			r.propose(k, rapid.SampledFrom([]int{0, 50, 90, 100}).Draw(t, "guess"))
 		}
-		r.timed = rapid.Bool().Draw(t, "timed")
+		r.timed = r.cfg.Append.Governor != nil
 		r.log = func(s string) { t.Log(s) }
 		r.syncFails = func(_ string, first, last int) int {
 			if rapid.IntRange(0, 3).Draw(t, "syncFails") > 0 {

@@ -15,7 +15,11 @@ import (
 // record runs a random history and returns its recording.
 func record(t *rapid.T) []byte {
 	var tape bytes.Buffer
-	c := drawConfig(t)
+	draw := drawConfig
+	if rapid.Bool().Draw(t, "governed") {
+		draw = drawGoverned
+	}
+	c := draw(t)
 	rec := scheduler.NewRecorder(&tape)
 	c.opts = append(c.opts, scheduler.WithRecorder(rec))
 	r, err := newRig(c)
