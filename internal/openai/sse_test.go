@@ -167,21 +167,54 @@ func TestReaderBeginsAgain(t *testing.T) {
 	}))
 }
 
+// plainly reads the events that have data as the standard tells it: all at once, line by line.
+func plainly(in string) (out []plainEvent) {
+	in = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(strings.TrimPrefix(in, "\xef\xbb\xbf"))
+	lines := strings.Split(in, "\n")
+	name, data := "", []string(nil)
+	for _, line := range lines[:len(lines)-1] { // the last one has no end
+		field, value, _ := strings.Cut(line, ":")
+		value = strings.TrimPrefix(value, " ")
+		switch {
+		case line == "":
+			if data != nil {
+				out = append(out, plainEvent{name: name, data: strings.Join(data, "\n")})
+			}
+			name, data = "", nil
+		case field == "event":
+			name = value
+		case field == "data":
+			data = append(data, value)
+		}
+	}
+	return out
+}
+
+// In whatever parts a stream comes, its events are those of the standard.
 func FuzzReader(f *testing.F) {
-	f.Add([]byte("data: a\r\n\r\nevent: x\ndata\n\n"))
-	f.Add([]byte("\xef\xbb\xbf:\r\r\n\n"))
-	f.Fuzz(func(t *testing.T, in []byte) {
+	f.Add([]byte("data: a\r\n\r\nevent: x\ndata\n\n"), uint8(1))
+	f.Add([]byte("\xef\xbb\xbf:\r\r\n\ndata: a\rdata: b\r\n\r"), uint8(2))
+	f.Add([]byte("data: [1,2,3]\ndata\nevent: e\n\r\ndata: x"), uint8(200))
+	f.Fuzz(func(t *testing.T, in []byte, size uint8) {
 		total := 0
-		r := NewReader(iotest.HalfReader(strings.NewReader(string(in))), 0)
+		var got []plainEvent
+		r := NewReader(&waiting{src: &chunked{src: strings.NewReader(string(in)), sizes: []int{1 + int(size), 1}}}, 0)
 		for {
 			ev, err := r.Next()
+			if err == ErrWait {
+				continue
+			}
 			if err != nil {
 				break
 			}
 			require.NotEmpty(t, ev.Raw)
 			total += len(ev.Raw)
+			if ev.Data != nil {
+				got = append(got, plainEvent{name: string(ev.Name), data: string(ev.Data)})
+			}
 		}
 		require.LessOrEqual(t, total, len(in))
+		require.Equal(t, plainly(string(in)), got)
 	})
 }
 
