@@ -36,7 +36,7 @@ func parseIDs(list []byte) (ids []int32, ok bool) {
 	if len(list) < 3 || list[0] != '[' || list[len(list)-1] != ']' {
 		return nil, false
 	}
-	ids = make([]int32, 0, 1+bytes.Count(list, []byte{','}))
+	ids = make([]int32, 0, 1+min(bytes.Count(list, []byte{','}), len(list)/2)) // the commas may be others'
 	for i := 1; ; i++ {
 		if list[i] == ' ' {
 			i++

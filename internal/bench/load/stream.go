@@ -59,7 +59,7 @@ const maxUnparsed = 4 << 20
 
 // next reads on; now gives when what a read brings has come. Where an event may begin
 // it reads a single byte: net/http gives the bytes behind it when the rest of their
-// chunk has come too. False when the stream, or perhaps its end marker, is at its end.
+// chunk has come too. False at the end of the stream, and where the end marker may have come.
 func (r *received) next(body io.Reader, now func() time.Duration) bool {
 	if len(r.text) == 0 {
 		r.text = r.memory[:0]
