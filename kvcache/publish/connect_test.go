@@ -41,6 +41,7 @@ func TestConnect(t *testing.T) {
 	require.Nil(t, p.Addr())
 	cache := cached(t)
 	require.NoError(t, p.Publish(events(t, cache, kvcache.Namespace{}, 100)), "nobody is there yet")
+	await(t, "the batch that nobody gets", func() bool { return p.Stats().Batches == 1 })
 	l, err = net.Listen("tcp", addr.String())
 	require.NoError(t, err)
 	defer l.Close()
