@@ -21,9 +21,9 @@
 // NVRTC at the first Plan and kept in a disk cache, keyed by source, options,
 // architecture and compiler version. They compute the bits of docs/numerics.md;
 // a matmul planned with SumFree goes to cuBLASLt instead. The fused operations and
-// attention with SumFree are those of the folder fused, for tensor cores of compute
-// capability 9.0: their launches overlap, and products of more tokens than their
-// kernels take go to cuBLASLt. A batch of many small copies within device memory,
+// attention with SumFree or SumPerRow are those of the folder fused, for tensor cores
+// of compute capability 9.0: their launches overlap, and products of more tokens than
+// their kernels take go to cuBLASLt, but for those per row, which are all our own. A batch of many small copies within device memory,
 // this process' or an imported one, is one kernel (copylist.cu), as a copy engine
 // takes longer to begin a copy than the memory to make it. Blocks of many regions
 // (CopyBlocks) are one too, which is told blocks and regions and finds their product
